@@ -196,6 +196,11 @@ def layer_matrices(config: ModelConfig, layer: LayerConfig) -> int:
     )
 
 
+def layer_flops(config: ModelConfig, layer: LayerConfig) -> float:
+    """Of one token's products with a layer's weights."""
+    return 2.0 * _active_matrices(config, layer)
+
+
 def _active_matrices(config: ModelConfig, layer: LayerConfig) -> int:
     if layer.experts is None:
         return layer_matrices(config, layer)

@@ -248,12 +248,15 @@ class ExpertMLP(nn.Module):
         self.down = nn.Parameter(torch.empty(experts.num_experts, hidden, size))
 
     def forward(self, x_TD: Tensor, norm: RMSNorm, residual_TD: Tensor | None = None) -> Tensor:
-        x_TD = norm(x_TD)
+        out_TD = self.routed(norm(x_TD))
+        return out_TD if residual_TD is None else residual_TD + out_TD
+
+    def routed(self, x_TD: Tensor) -> Tensor:
+        """What each token's experts make of it."""
         weights_TA, experts_TA = route(self.router(x_TD), self.experts_per_token, self.renormalize)
-        out_TD = mixture_of_experts(
+        return mixture_of_experts(
             x_TD, weights_TA, experts_TA, self.gate_up, self.down, self.activation
         )
-        return out_TD if residual_TD is None else residual_TD + out_TD
 
 
 def block_norm(config: ModelConfig) -> RMSNorm:

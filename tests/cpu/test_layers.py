@@ -114,6 +114,7 @@ ROOMS = {
         "naive",
         "initial",
         "stepping",
+        "ranks",
         "module_step",
         "evaluation",
         "memory",

@@ -50,10 +50,10 @@ def linear_cross_entropy(
 
         row_losses = triton.row_losses
     plan = LossPlan(logits_dtype=logits_dtype, chunk_rows=chunk_rows)
-    return summed(x_TD, weight_VD, targets_T, logit_scale, softcap, row_losses, plan)
+    return summed_loss(x_TD, weight_VD, targets_T, logit_scale, softcap, row_losses, plan)
 
 
-def summed(
+def summed_loss(
     x_TD: Tensor,
     weight_VD: Tensor,
     targets_T: Tensor,

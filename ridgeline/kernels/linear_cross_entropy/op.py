@@ -13,7 +13,7 @@ from torch.nn import functional
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.kernels.cost import OpCost
 from ridgeline.kernels.inputs import given, label, normal
-from ridgeline.kernels.linear_cross_entropy import reference, summed
+from ridgeline.kernels.linear_cross_entropy import reference, summed_loss
 from ridgeline.kernels.linear_cross_entropy.chunks import LossPlan, losses_and_gradients
 from ridgeline.kernels.linear_cross_entropy.reference import IGNORED
 from ridgeline.kernels.op import Case, Op, OpInputs, case_lists, functions
@@ -125,7 +125,7 @@ def differentiable(
     from ridgeline.kernels.linear_cross_entropy import triton
 
     plan = LossPlan(logits_dtype=logits_dtype, chunk_rows=chunk_rows)
-    return summed(x_TD, weight_VD, targets_T, logit_scale, softcap, triton.row_losses, plan)
+    return summed_loss(x_TD, weight_VD, targets_T, logit_scale, softcap, triton.row_losses, plan)
 
 
 def cost(x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, **_: Any) -> OpCost:

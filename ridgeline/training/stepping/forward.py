@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -24,10 +24,19 @@ from ridgeline.kernels.attention import AttentionSpec
 from ridgeline.kernels.document_attention import AttentionPath, Documents, document_attention
 from ridgeline.kernels.rotary import Angles
 from ridgeline.models import Transformer
-from ridgeline.models.transformer import Attention, Block, DenseMLP, RMSNorm, RopeAngles
+from ridgeline.models.transformer import (
+    Attention,
+    Block,
+    DenseMLP,
+    ExpertMLP,
+    RMSNorm,
+    RopeAngles,
+)
 from ridgeline.products import product_dtype
 from ridgeline.training.config import Recomputation
+from ridgeline.training.loss import head_loss
 from ridgeline.training.methods.rounded import RoundedWeights
+from ridgeline.training.stepping.cut import MatrixCut
 from ridgeline.training.stepping.fp8 import Fp8Plan
 from ridgeline.training.stepping.fused import (
     Passes,
@@ -35,9 +44,9 @@ from ridgeline.training.stepping.fused import (
     gated_linear,
     heads,
     norm_linear,
-    plain_linear,
     plain_norm,
     rotated,
+    row_linear,
 )
 from ridgeline.training.stepping.ops import TrainingOps
 
@@ -52,11 +61,15 @@ class ForwardPlan:
     fp8: Fp8Plan | None = None
     rounded: RoundedWeights | None = None
     attention: AttentionPath | None = None  # None: the fastest for what is given
+    cut: MatrixCut | None = None  # each rank has a part of every matrix
 
     @cached_property
     def passes(self) -> Passes:
         recomputes = self.recomputation in ("elementwise", "attention")
-        return Passes(self.ops, recomputes, self.fp8, self.rounded)
+        return Passes(self.ops, recomputes, self.fp8, self.rounded, self.cut)
+
+
+BlockPass = Callable[..., tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -92,9 +105,7 @@ class BatchDocuments:
 def hidden_states(model: Transformer, batch: PackedBatch, plan: ForwardPlan) -> Tensor:
     """[T, D] after the last norm: what the head takes."""
     documents = BatchDocuments(batch, plan)
-    x_TD = model.embed(batch.ids)
-    if model.embedding_factor != 1.0:
-        x_TD = x_TD * model.embedding_factor
+    x_TD = embedded(model, batch.ids, plan)
     ropes = {layer.rope for layer in model.config.layers if layer.rope is not None}
     angles = {rope: rope.angles(documents.positions_T, documents.lengths_T) for rope in ropes}
     stream = PendingStream(x_TD)
@@ -104,6 +115,23 @@ def hidden_states(model: Transformer, batch: PackedBatch, plan: ForwardPlan) -> 
     return add_norm(stream.update_TD, stream.x_TD, model.norm, plan.passes)[0]
 
 
+def loss_of(model: Transformer, batch: PackedBatch, plan: ForwardPlan) -> Tensor:
+    """Of the text, summed over the batch's counted tokens."""
+    hidden_TD = hidden_states(model, batch, plan)
+    if plan.cut is not None:
+        return plan.cut.loss(hidden_TD, model.head.weight, batch.targets, model.config)
+    return head_loss(model, hidden_TD, batch.targets)
+
+
+def embedded(model: Transformer, ids_T: Tensor, plan: ForwardPlan) -> Tensor:
+    """The stream that the first block takes."""
+    if plan.cut is None:
+        x_TD: Tensor = model.embed(ids_T)
+    else:
+        x_TD = plan.cut.embedded(model.embed.weight, ids_T)
+    return x_TD if model.embedding_factor == 1.0 else x_TD * model.embedding_factor
+
+
 def run_block(
     block: Block,
     stream: PendingStream,
@@ -111,6 +139,20 @@ def run_block(
     documents: BatchDocuments,
     plan: ForwardPlan,
 ) -> PendingStream:
+    """By the block's own `training_pass`, where it has one that gathers its weights first."""
+    own: BlockPass = getattr(block, "training_pass", None) or partial(block_pass, block)
+    update_TD, x_TD = own(stream.update_TD, stream.x_TD, angles, documents, plan)
+    return PendingStream(x_TD, update_TD)
+
+
+def block_pass(
+    block: Block,
+    update_TD: Tensor | None,
+    x_TD: Tensor,
+    angles: RopeAngles,
+    documents: BatchDocuments,
+    plan: ForwardPlan,
+) -> tuple[Tensor, Tensor]:
     def attend(update_TD: Tensor | None, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         return attention_half(block, PendingStream(x_TD, update_TD), angles, documents, plan.passes)
 
@@ -121,12 +163,10 @@ def run_block(
         return think(*attend(update_TD, x_TD))
 
     if plan.recomputation == "blocks":
-        update_TD, x_TD = again(whole, stream.update_TD, stream.x_TD)
-    elif plan.recomputation == "attention":
-        update_TD, x_TD = think(*again(attend, stream.update_TD, stream.x_TD))
-    else:
-        update_TD, x_TD = whole(stream.update_TD, stream.x_TD)
-    return PendingStream(x_TD, update_TD)
+        return again(whole, update_TD, x_TD)
+    if plan.recomputation == "attention":
+        return think(*again(attend, update_TD, x_TD))
+    return whole(update_TD, x_TD)
 
 
 def again(
@@ -153,7 +193,7 @@ def attention_half(
     qkv_TC, x_TD = norm_linear(stream.update_TD, stream.x_TD, block.attn_norm, attn.qkv, passes)
     turns = None if attn.rope is None else angles[attn.rope]
     out_TNH = documents.attend(*split_heads(attn, qkv_TC, turns, passes), attn.spec)
-    update_TD = plain_linear(out_TNH.flatten(1), attn.out, passes)
+    update_TD = row_linear(out_TNH.flatten(1), attn.out, passes)
     return finished(block, update_TD, block.attn_post_norm, passes), x_TD
 
 
@@ -166,8 +206,16 @@ def mlp_half(block: Block, stream: PendingStream, passes: Passes) -> tuple[Tenso
         update_TD = gated_linear(gate_up_T2F, mlp.down, mlp.activation, passes)
     else:
         x_TD = stream.x_TD if stream.update_TD is None else stream.update_TD + stream.x_TD
-        update_TD = mlp(x_TD, block.mlp_norm)
+        update_TD = experts_update(mlp, x_TD, block.mlp_norm, passes)
     return finished(block, update_TD, block.mlp_post_norm, passes), x_TD
+
+
+def experts_update(mlp: ExpertMLP, x_TD: Tensor, norm: RMSNorm, passes: Passes) -> Tensor:
+    if passes.cut is None:
+        update_TD: Tensor = mlp(x_TD, norm)
+        return update_TD
+    normed_TD = passes.cut.enter(plain_norm(x_TD, norm, passes))
+    return passes.cut.leave(mlp.routed(normed_TD))
 
 
 def split_heads(

@@ -25,6 +25,7 @@ from ridgeline.kernels.rotary import Angles
 from ridgeline.models.transformer import Linear, RMSNorm
 from ridgeline.products import product
 from ridgeline.training.methods.rounded import RoundedWeights
+from ridgeline.training.stepping.cut import MatrixCut
 from ridgeline.training.stepping.fp8 import Fp8Plan, ProductFront, fp8_linear
 from ridgeline.training.stepping.frozen import frozen_linear, is_frozen
 from ridgeline.training.stepping.gradient_products import bias_gradient, weight_gradient
@@ -39,6 +40,7 @@ class Passes:
     recomputes: bool = False  # the results of norms and activations, in the backward pass
     fp8: Fp8Plan | None = None  # products of layers in fp8
     rounded: RoundedWeights | None = None  # weights that products take in rounded form
+    cut: MatrixCut | None = None  # each rank has a part of every matrix
 
     def values(self, weight_OD: Tensor) -> Tensor:
         """What a product takes of a weight that is learned."""
@@ -290,6 +292,9 @@ def norm_linear(
     update_TD: Tensor | None, residual_TD: Tensor, norm: RMSNorm, linear: Any, passes: Passes
 ) -> tuple[Tensor, Tensor]:
     """The projection of the normed stream, and the stream with the update added."""
+    if passes.cut is not None:
+        normed_TD, hidden_TD = add_norm(update_TD, residual_TD, norm, passes)
+        return plain_linear(passes.cut.enter(normed_TD), linear, passes), hidden_TD
     if is_frozen(linear):
         front, rest = ProductFront(passes.ops, norm=norm), (passes.fp8, passes.recomputes)
         if update_TD is None:
@@ -336,6 +341,9 @@ def gated_linear(
     gate_up_T2F: Tensor, linear: Any, activation: Activation, passes: Passes
 ) -> Tensor:
     y_TO: Any
+    if passes.cut is not None:
+        y_TO = GatedLinear.apply(gate_up_T2F, linear.weight, None, activation, passes)
+        return passes.cut.leave(y_TO, linear.bias)
     if is_frozen(linear):
         front = ProductFront(passes.ops, activation=activation)
         y_TO, _ = frozen_linear(gate_up_T2F, None, linear, front, passes.fp8, passes.recomputes)
@@ -360,6 +368,14 @@ def plain_linear(x_TD: Tensor, linear: Any, passes: Passes) -> Tensor:
     else:
         y_TO = PlainLinear.apply(x_TD, linear.weight, linear.bias, passes)
     return y_TO
+
+
+def row_linear(x_TD: Tensor, linear: Any, passes: Passes) -> Tensor:
+    """A projection back into the stream, of which a rank may have some inputs alone."""
+    if passes.cut is None:
+        return plain_linear(x_TD, linear, passes)
+    y_TO: Any = PlainLinear.apply(x_TD, linear.weight, None, passes)
+    return passes.cut.leave(y_TO, linear.bias)
 
 
 def rotated(x_TNH: Tensor, angles: Angles | None, passes: Passes) -> Tensor:

@@ -35,7 +35,8 @@ class GradientSum:
             if name in self._kept:
                 self._kept[name].zero_()
             else:
-                self._kept[name] = torch.zeros_like(parameter, dtype=torch.float32)
+                own = local_tensor(parameter)
+                self._kept[name] = torch.zeros_like(own, dtype=torch.float32)
             setattr(parameter, SUM, self._kept[name])
         self._sums = self._kept
 
@@ -49,7 +50,7 @@ class GradientSum:
         for name, total in self._sums.items():
             parameter = self._parameters[name]
             if parameter.grad is not None:
-                total += parameter.grad
+                total += local_tensor(parameter.grad)
                 parameter.grad = None
 
     def take(self) -> dict[str, Tensor]:
@@ -61,8 +62,18 @@ class GradientSum:
         gradients = {}
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
-                gradients[name], parameter.grad = parameter.grad, None
+                gradients[name], parameter.grad = local_tensor(parameter.grad), None
         return gradients
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """What lies on this rank, the memory itself; `fully_shard` leaves it a part of a tensor."""
+    to_local = getattr(tensor, "to_local", None)
+    if to_local is None:
+        return tensor.detach()
+    with torch.no_grad():
+        local: Tensor = to_local()
+    return local
 
 
 def norm_of(gradients: Mapping[str, Tensor]) -> Tensor:

@@ -23,6 +23,7 @@ from ridgeline.kernels.adamw import AdamWFormat, AdamWState, joined, new_state
 from ridgeline.kernels.launch import target_of
 from ridgeline.kernels.rows_to_fp8 import Scaling
 from ridgeline.training.config import Moments, Precision
+from ridgeline.training.stepping.gradients import local_tensor
 
 VALUES = torch.float8_e4m3fn
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
@@ -80,29 +81,46 @@ class Weights:
     leave in the dtype that the model computes in. A tied table stands once.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], plan: PrecisionPlan) -> None:
-        assert {each.dtype for each in parameters.values()} == {FP32}
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        plan: PrecisionPlan,
+        masters: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """With `masters`, which have the fp32 values of what lies on this rank, parameters have the
+        plan's dtype already, and memory that stays theirs.
+        """
         self.parameters = dict(parameters)
         self.plan = plan
+        if masters is None:
+            assert {each.dtype for each in parameters.values()} == {FP32}
+            masters = {}
+            for name, parameter in self.parameters.items():
+                masters[name] = parameter.detach()
+                if plan.dtype != FP32:
+                    parameter.data = torch.empty_like(masters[name], dtype=plan.dtype)
         for parameter in self.parameters.values():
             parameter.requires_grad_(True)
+        self.local = {name: local_tensor(each) for name, each in self.parameters.items()}
         self.states: dict[str, AdamWState] = {
-            name: self._state(parameter, salt)
-            for salt, (name, parameter) in enumerate(self.parameters.items())
+            name: self._state(self.local[name], masters[name], salt)
+            for salt, name in enumerate(self.parameters)
         }
 
-    def _state(self, parameter: nn.Parameter, salt: int) -> AdamWState:
-        master = parameter.detach()
-        if self.plan.has_copies or self.plan.dtype == FP32:
-            state = new_state(master, self.plan.format, salt=salt)
-            parameter.data = master.to(self.plan.dtype)
-            return state
-        parameter.data = torch.empty_like(master, dtype=self.plan.dtype)
-        return new_state(parameter, self.plan.format, master, salt)
+    @torch.no_grad()
+    def _state(self, own: Tensor, master: Tensor, salt: int) -> AdamWState:
+        if self.plan.has_copies:
+            own.copy_(master)
+            return new_state(master, self.plan.format, salt=salt)
+        if self.plan.dtype == FP32:
+            if own.data_ptr() != master.data_ptr():
+                own.copy_(master)
+            return new_state(own, self.plan.format, salt=salt)
+        return new_state(own, self.plan.format, master, salt)
 
     @property
     def num_elements(self) -> int:
-        return sum(each.numel() for each in self.parameters.values())
+        return sum(each.numel() for each in self.local.values())
 
     def master(self, name: str) -> Tensor:
         """In fp32, as the optimizer has it."""
@@ -116,7 +134,7 @@ class Weights:
         """Into the model, where it computes with copies."""
         if self.plan.has_copies:
             torch._foreach_copy_(
-                list(self.parameters.values()), [state.weight for state in self.states.values()]
+                list(self.local.values()), [state.weight for state in self.states.values()]
             )
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:

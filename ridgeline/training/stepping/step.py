@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -34,13 +34,15 @@ from ridgeline.training.stepping.captured import (
     PassGradients,
     capture_pass,
 )
+from ridgeline.training.stepping.cut import MatrixCut
 from ridgeline.training.stepping.distillation import Teacher
-from ridgeline.training.stepping.forward import ForwardPlan, hidden_states
+from ridgeline.training.stepping.forward import ForwardPlan, hidden_states, loss_of
 from ridgeline.training.stepping.fp8 import Fp8Plan, Fp8Weights
-from ridgeline.training.stepping.gradients import GradientSum, norm_of, scale_of
+from ridgeline.training.stepping.gradients import GradientSum, scale_of
 from ridgeline.training.stepping.ops import TrainingOps, ops_for
 from ridgeline.training.stepping.optimizer import Optimizer
 from ridgeline.training.stepping.precision import PRECISIONS, LossScale, Weights, check_precision
+from ridgeline.training.stepping.sharing import ALONE, Sharing
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,9 @@ class Trainer:
         *,
         rounded: RoundedWeights | None = None,
         teacher: Transformer | None = None,
+        weights: Weights | None = None,
+        sharing: Sharing = ALONE,
+        cut: MatrixCut | None = None,
     ) -> None:
         assert config.precision != "auto", "with_auto comes first"
         device = model.embed.weight.device
@@ -138,7 +143,10 @@ class Trainer:
         plan = PRECISIONS[config.precision].with_moments(config.optimizer.moments)
         self.model = model.train()
         self._is_halted = torch.zeros((), dtype=torch.bool, device=device)
-        self.weights = Weights(parameters or dict(model.named_parameters()), plan)
+        self.weights = weights or Weights(parameters or dict(model.named_parameters()), plan)
+        self.sharing = sharing
+        self._cut = cut
+        self._num_weights = sharing.num_weights(self.weights.num_elements)
         self.optimizer = Optimizer(self.weights, config.optimizer, config.seed)
         self.loss_scale = LossScale() if plan.scales_loss else None
         self.max_norm = config.optimizer.max_norm
@@ -176,6 +184,7 @@ class Trainer:
             fp8,
             self.rounded,
             attention,
+            self._cut,
         )
         captured = None
         if config.graphs:
@@ -213,13 +222,14 @@ class Trainer:
         with tf32_products(self.mode.uses_tf32):
             loss, count, gradients = self._accumulate(batches)
             factor = self._factor(count)
-            norm = norm_of(gradients) * factor
+            loss, norm = self.sharing.totals(loss, gradients)
+            norm = norm * factor
             if limits is None:
                 self._check_at_once(loss / count, norm)
             is_bad = self._is_bad(loss / count, norm, limits or StepLimits())
             if limits is not None:
                 self._is_halted |= is_bad
-            lost = self._update(gradients, lr, norm, factor)
+            lost = self.sharing.sum_of(self._update(gradients, lr, norm, factor))
             self._forget_codes()
             if self.rounded is not None:
                 self.rounded.forget()
@@ -259,7 +269,7 @@ class Trainer:
         return self.optimizer.step(gradients, lr, scale)
 
     def _result(self, numbers: Tensor, count: int) -> StepResult:
-        num_weights, may_overflow = self.weights.num_elements, self.loss_scale is not None
+        num_weights, may_overflow = self._num_weights, self.loss_scale is not None
         if not numbers.is_cuda:
             return StepResult(count, num_weights, numbers, None, may_overflow)
         host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
@@ -276,7 +286,7 @@ class Trainer:
         """The summed loss, the counted tokens, and gradients of the sum: of the scaled mean where
         the loss is scaled.
         """
-        count = sum(batch.num_targets for batch in batches)
+        count = self.sharing.total_count(sum(batch.num_targets for batch in batches))
         if count == 0:
             raise UsageError(
                 "no token of this batch has a target that counts: there is nothing to learn; "
@@ -296,6 +306,7 @@ class Trainer:
             gradients = self._sums.take()
         if self.rounded is not None:
             self.rounded.finish(gradients)
+        self.sharing.finish(gradients)
         return total, count, gradients
 
     def _pass(self, batch: PackedBatch, seed: float) -> Tensor:
@@ -320,9 +331,12 @@ class Trainer:
             self.mode.forward.fp8.weights.forget()
 
     def gradients(self, batches: Sequence[PackedBatch]) -> tuple[float, int, dict[str, Tensor]]:
-        """Loss, counted tokens, and every parameter's gradient in fp32; nothing is changed."""
+        """Loss, counted tokens, and the gradient of every parameter, as far as it lies on this
+        rank, in fp32; nothing is changed.
+        """
         loss, count, sums = self._accumulate(batches)
         factor = self._factor(count)
+        loss, _ = self.sharing.totals(loss, sums)
         return (
             (loss / count).item(),
             count,
@@ -342,8 +356,8 @@ class Trainer:
 
     def loss(self, batch: PackedBatch) -> Tensor:
         """Of the text, summed over the batch's counted tokens."""
-        hidden_TD = hidden_states(self.model, batch, self.mode.forward)
-        return head_loss(self.model, hidden_TD, batch.targets)
+        own: Callable[..., Tensor] | None = getattr(self.model, "training_loss", None)
+        return (own or partial(loss_of, self.model))(batch, self.mode.forward)
 
 
 def not_numbers(loss: float) -> str:

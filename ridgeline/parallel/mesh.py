@@ -1,0 +1,219 @@
+"""The ranks of a layout, joined: a torch.distributed group for each of its axes.
+
+    mesh = join_mesh(layout, store, rank, size, device)     # on every rank
+    mesh.axis("tensor").all_reduce(x)                       # in place
+    mesh.place.pipeline, mesh.is_first
+    leave_mesh()
+
+A group is made when an axis has more than one rank. What is done over a group of one costs nothing,
+so that the same code runs on a single device. Collectives with gradients are in collectives.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, distributed
+
+from ridgeline.errors import HardwareError, UsageError
+from ridgeline.parallel.layout import AxisName, Joined, Layout
+
+dist: Any = distributed  # whose stubs name only half of what it has
+
+# Besides the layout's own: ranks with copies of the same KV heads; the first and the last stage of
+# a model whose head is its embedding; ranks with the same experts; those that reduce gradients
+# beside `shard`.
+GroupName = AxisName | Joined | Literal["kv", "tied", "expert_copies", "outer"]
+STEP_S = 1800.0  # for one collective, in which others may still compile or load
+
+# By their names from torch 2.13 on; the older ones warn there.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Axis:
+    """The ranks that this one does something with, itself among them."""
+
+    def __init__(self, name: GroupName, ranks: Sequence[int], rank: int, group: Any) -> None:
+        self.name = name
+        self.ranks = tuple(ranks)
+        self.index = self.ranks.index(rank)
+        self.group = group  # None: alone
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    def all_reduce(self, x: Tensor, reduction: Literal["sum", "max", "min"] = "sum") -> Tensor:
+        """In place."""
+        if self.size > 1:
+            operation = {
+                "sum": dist.ReduceOp.SUM,
+                "max": dist.ReduceOp.MAX,
+                "min": dist.ReduceOp.MIN,
+            }
+            dist.all_reduce(x, op=operation[reduction], group=self.group)
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Every rank's rows, one rank's behind the other's."""
+        if self.size == 1:
+            return x
+        out = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
+        _all_gather(out, x.contiguous(), group=self.group)
+        return out
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """The sum over all ranks of this rank's share of the rows."""
+        if self.size == 1:
+            return x
+        assert x.shape[0] % self.size == 0, (x.shape, self.size)
+        out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
+        _reduce_scatter(out, x.contiguous(), group=self.group)
+        return out
+
+    def all_to_all(self, x: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """The first `sent[0]` rows go to the first rank, and so on; rows from the first come
+        first.
+        """
+        if self.size == 1:
+            return x
+        out = x.new_empty((sum(received), *x.shape[1:]))
+        dist.all_to_all_single(out, x.contiguous(), list(received), list(sent), group=self.group)
+        return out
+
+    def broadcast(self, x: Tensor, index: int = 0) -> Tensor:
+        """The values of one of the ranks, in place."""
+        if self.size > 1:
+            dist.broadcast(x, src=self.ranks[index], group=self.group)
+        return x
+
+
+@dataclass
+class Mesh:
+    layout: Layout
+    rank: int
+    device: torch.device
+    axes: dict[GroupName, Axis] = field(default_factory=dict)
+    control: Axis | None = None  # all ranks, between their hosts
+
+    def __post_init__(self) -> None:
+        self.place = self.layout.coordinates(self.rank)
+
+    @property
+    def is_first(self) -> bool:
+        """The rank that speaks for all: it writes what is written once."""
+        return self.rank == 0
+
+    def axis(self, name: GroupName) -> Axis:
+        if name not in self.axes:
+            self.axes[name] = Axis(name, (self.rank,), self.rank, None)
+        return self.axes[name]
+
+    def agreed(self, number: int, reduction: Literal["sum", "max", "min"] = "max") -> int:
+        """One number of all ranks', over their hosts: no device waits."""
+        if self.control is None:
+            return number
+        held = torch.tensor([number], dtype=torch.int64)
+        return int(self.control.all_reduce(held, reduction))
+
+
+def alone(device: torch.device | str = "cpu") -> Mesh:
+    """One rank."""
+    return Mesh(Layout(), 0, torch.device(device))
+
+
+def join_mesh(
+    layout: Layout,
+    store: Any,
+    rank: int,
+    size: int,
+    device: torch.device,
+    *,
+    backend: str | None = None,
+    num_kv_heads: int | None = None,
+) -> Mesh:
+    """Every rank calls it. `num_kv_heads` of the model says who has copies of the same ones."""
+    check_size(layout, size)
+    backend = backend or ("gloo" if device.type == "cpu" else "nccl")
+    try:
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=STEP_S)
+        )
+        mesh = Mesh(layout, rank, device)
+        for name, groups in named_groups(layout, num_kv_heads).items():
+            own = [ranks for ranks in groups if rank in ranks]
+            if own and len(own[0]) > 1:
+                mesh.axes[name] = Axis(name, own[0], rank, _made(own[0], size, None))
+        if size > 1:
+            control = "fake" if backend == "fake" else "gloo"
+            mesh.control = Axis("all", range(size), rank, _made(range(size), size, control))
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise HardwareError(f"rank {rank} of {size} could not join the others: {reason}") from error
+    return mesh
+
+
+def leave_mesh() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def check_size(layout: Layout, size: int) -> None:
+    if layout.size != size:
+        raise UsageError(
+            f"the layout {layout.words()} is one of {layout.size} ranks, and {size} were started; "
+            f"start {layout.size}, or give a layout of {size}, such as shard={size}"
+        )
+
+
+def named_groups(
+    layout: Layout, num_kv_heads: int | None
+) -> dict[GroupName, list[tuple[int, ...]]]:
+    """All groups of each name that has some with several ranks. The same order on every rank."""
+    names: tuple[AxisName | Joined, ...] = (
+        "tensor", "context", "shard", "replicate", "pipeline", "data", "gradient", "all",
+    )  # fmt: skip
+    groups: dict[GroupName, list[tuple[int, ...]]] = {
+        name: layout.groups(name) for name in names if layout.size_of(name) > 1
+    }
+    if layout.replicate * layout.context > 1:
+        groups["outer"] = _outer(layout)
+    if layout.expert > 1:
+        ranks = range(layout.size)
+        groups["expert"] = list(dict.fromkeys(layout.group(rank, "expert") for rank in ranks))
+        groups["expert_copies"] = list(dict.fromkeys(layout.expert_copies(rank) for rank in ranks))
+    if layout.pipeline > 1:
+        groups["tied"] = [(ranks[0], ranks[-1]) for ranks in layout.groups("pipeline")]
+    if num_kv_heads is not None and layout.tensor > num_kv_heads:
+        copies = layout.tensor // num_kv_heads
+        groups["kv"] = [
+            ranks[first : first + copies]
+            for ranks in layout.groups("tensor")
+            for first in range(0, layout.tensor, copies)
+        ]
+    return groups
+
+
+def _outer(layout: Layout) -> list[tuple[int, ...]]:
+    """Ranks that have the same shards of weights."""
+    found: dict[tuple[int, int, int], list[int]] = {}
+    for rank in range(layout.size):
+        place = layout.coordinates(rank)
+        found.setdefault((place.pipeline, place.shard, place.tensor), []).append(rank)
+    return [tuple(ranks) for ranks in found.values()]
+
+
+def _made(ranks: Sequence[int], size: int, backend: str | None) -> Any:
+    """Only the ranks of a group take part in making it: a layout of thousands has thousands."""
+    if backend is None and len(ranks) == size:
+        return dist.group.WORLD
+    return dist.new_group(list(ranks), backend=backend, use_local_synchronization=True)

@@ -1,0 +1,94 @@
+"""Weights, gradients and optimizer state cut over ranks by torch's `fully_shard`, block by block:
+a block's weights are gathered when its pass begins, and its gradients are summed and shared out
+when its backward pass ends, while the next block computes.
+
+The same serves copies of the model (`replicate`, `context`), whose gradients are summed only.
+
+    for block in model.layers:
+        shard_block(block, devices)
+    shard_root(model, devices, loss_of)
+    model.training_loss(batch, plan)
+
+Gradients are sums, not means: who knows the count of the whole batch divides, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+from ridgeline.models import Transformer
+from ridgeline.parallel.mesh import Mesh
+from ridgeline.training.stepping.forward import block_pass
+
+dist: Any = distributed
+
+
+def needs_sharding(mesh: Mesh) -> bool:
+    return mesh.axis("gradient").size > 1
+
+
+def weights_mesh(mesh: Mesh) -> DeviceMesh:
+    """Of ranks with copies of the weights, times those that share them."""
+    outer, shard = mesh.axis("outer"), mesh.axis("shard")
+    kind = mesh.device.type
+    if outer.size == 1:
+        return DeviceMesh.from_group(shard.group, kind, mesh_dim_names=("shard",))
+    alone = shard.group or dist.new_group([mesh.rank], use_local_synchronization=True)
+    ranks = torch.tensor(_same_weights(mesh))
+    return DeviceMesh.from_group(
+        [outer.group, alone], kind, mesh=ranks, mesh_dim_names=("outer", "shard")
+    )
+
+
+def _same_weights(mesh: Mesh) -> list[list[int]]:
+    """[outer, shard] ranks that have the same stage and the same part of each matrix."""
+    layout, own = mesh.layout, mesh.place
+    return [
+        [
+            layout.rank_of(own._replace(replicate=replicate, context=context, shard=shard))
+            for shard in range(layout.shard)
+        ]
+        for replicate in range(layout.replicate)
+        for context in range(layout.context)
+    ]
+
+
+def shard_block(
+    block: nn.Module, devices: DeviceMesh, keep_whole: Iterable[nn.Parameter] = ()
+) -> None:
+    """One that has memory; what it had is let go of."""
+    owner: Any = block
+    owner.training_pass = MethodType(block_pass, block)
+    _shard(block, devices, "training_pass", keep_whole)
+
+
+def shard_root(
+    model: Transformer,
+    devices: DeviceMesh,
+    loss: Callable[..., Tensor],
+    keep_whole: Iterable[nn.Parameter] = (),
+) -> None:
+    """What is left: embedding, last norm, head. They are whole for all of a pass."""
+    owner: Any = model
+    owner.training_loss = MethodType(loss, model)
+    _shard(model, devices, "training_loss", keep_whole)
+
+
+def _shard(
+    module: nn.Module, devices: DeviceMesh, method: str, keep_whole: Iterable[nn.Parameter]
+) -> None:
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    sharded: Any = fully_shard(
+        module, mesh=devices, mp_policy=policy, ignored_params=set(keep_whole)
+    )
+    sharded.set_gradient_divide_factor(1.0)
+    # Alone, the factor makes a reduction that gloo does not have.
+    sharded.set_force_sum_reduction_for_comms(True)
+    register_fsdp_forward_method(module, method)

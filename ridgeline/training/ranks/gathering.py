@@ -1,0 +1,52 @@
+"""Parts of tensors from all ranks put together again.
+
+whole = gathered_tensors(gradients, trainer.local.parts, shapes, mesh)      # on every rank
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from ridgeline.parallel.holdings import Part, Region
+from ridgeline.parallel.mesh import Mesh
+
+dist: Any = distributed
+
+
+def gathered_tensors(
+    tensors: Mapping[str, Tensor],
+    parts: Mapping[str, Part],
+    shapes: Mapping[str, tuple[int, ...]],
+    mesh: Mesh,
+) -> dict[str, Tensor]:
+    """The whole of each, on every rank: for small models and proofs. What no rank has is NaN.
+    `shapes` are those of the whole model's parameters.
+    """
+    own = {
+        name: (parts[name].region, tensor[: parts[name].region.shape[0]].cpu())
+        for name, tensor in tensors.items()
+    }
+    found: list[Any] = [own]
+    if mesh.control is not None:
+        found = [None] * mesh.layout.size
+        dist.all_gather_object(found, own, group=mesh.control.group)
+    whole: dict[str, Tensor] = {}
+    for held in found:
+        for name, (region, tensor) in held.items():
+            if name not in whole:
+                whole[name] = torch.full(shapes[name], torch.nan, dtype=tensor.dtype)
+            place(whole[name], region, tensor)
+    return whole
+
+
+def place(whole: Tensor, region: Region, tensor: Tensor) -> None:
+    """Write a part where it lies in the whole."""
+    indices = [
+        torch.cat([torch.arange(each.start, each.stop) for each in ranges] or [torch.arange(0)])
+        for ranges in region.dims
+    ]
+    whole[torch.meshgrid(*indices, indexing="ij")] = tensor

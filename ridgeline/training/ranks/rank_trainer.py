@@ -1,0 +1,72 @@
+"""A trainer for one rank of a layout: the same steps over this rank's part of the model.
+
+trainer = rank_trainer(config, train_config, mesh, whole_tensors(model))
+trainer.step(batches, lr)                   # its own sequences; every rank calls it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from ridgeline.models import ModelConfig, Transformer
+from ridgeline.models.families.names import Index
+from ridgeline.parallel.mesh import Mesh
+from ridgeline.training.config import TrainConfig
+from ridgeline.training.ranks.local_model import LocalModel, fill_from, local_model
+from ridgeline.training.ranks.sums import RankSharing
+from ridgeline.training.stepping.cut import MatrixCut
+from ridgeline.training.stepping.ops import TrainingOps
+from ridgeline.training.stepping.precision import PRECISIONS, Weights
+from ridgeline.training.stepping.step import Trainer
+
+WholeTensors = Iterable[tuple[str, Index, Tensor]]
+
+
+class RankTrainer(Trainer):
+    """With what it takes to find each parameter's place in the whole."""
+
+    mesh: Mesh
+    local: LocalModel
+
+
+def rank_trainer(
+    config: ModelConfig,
+    train: TrainConfig,
+    mesh: Mesh,
+    tensors: WholeTensors,
+    ops: TrainingOps | None = None,
+) -> RankTrainer:
+    """`tensors` are those of the whole model, in any order; each rank keeps its part of them."""
+    plan = PRECISIONS[train.precision].with_moments(train.optimizer.moments)
+    local = local_model(config, mesh, plan.dtype)
+    masters = {
+        name: torch.empty(part.local_shape, dtype=torch.float32, device=mesh.device)
+        for name, part in local.parts.items()
+    }
+    with torch.no_grad():
+        fill_from(masters, local.parts, tensors)
+    trainer = RankTrainer(
+        local.model,
+        train,
+        ops=ops,
+        weights=Weights(local.parameters, plan, masters),
+        sharing=RankSharing(mesh, local.parts),
+        cut=matrix_cut(mesh),
+    )
+    trainer.mesh, trainer.local = mesh, local
+    return trainer
+
+
+def matrix_cut(mesh: Mesh) -> MatrixCut | None:
+    if mesh.layout.tensor == 1:
+        return None
+    return MatrixCut(mesh.axis("tensor"), mesh.layout.sequence)
+
+
+def whole_tensors(model: Transformer) -> Iterator[tuple[str, Index, Tensor]]:
+    """Of a model that is there."""
+    for name, parameter in model.named_parameters():
+        yield name, (), parameter.detach()

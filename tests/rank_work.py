@@ -1,0 +1,78 @@
+"""What ranks of a test do: a few steps of a tiny model under a layout, and all of it gathered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from packed import draw, pack
+from torch import Tensor
+
+from ridgeline.data.loading.packing import PackedBatch
+from ridgeline.models import ModelConfig, Transformer
+from ridgeline.models.transformer import build_model, fill_random
+from ridgeline.parallel.mesh import Mesh
+from ridgeline.training.config import TrainConfig
+from ridgeline.training.ranks.gathering import gathered_tensors
+from ridgeline.training.ranks.local_model import whole_shapes
+from ridgeline.training.ranks.rank_trainer import rank_trainer, whole_tensors
+
+LENGTH = 16  # tokens of a sequence
+
+
+@dataclass
+class Told:
+    """What a rank says of a run."""
+
+    losses: list[float]
+    norms: list[float]
+    gradients: dict[str, Tensor]  # of the first step, whole
+    weights: dict[str, Tensor]  # after the last one, whole
+
+
+def sequences(count: int, vocab: int, length: int = LENGTH) -> list[PackedBatch]:
+    """Each of some documents, with other numbers of counted tokens."""
+    made = []
+    for number in range(count):
+        first = 3 + 5 * number % (length - 4)
+        documents = draw(first, length - first, vocab=vocab, seed=number)
+        made.append(pack(*documents, ignored=range(number % 3)))
+    return made
+
+
+def joined(batches: list[PackedBatch]) -> PackedBatch:
+    """The same documents in one row."""
+    lengths = [len(batch.ids) for batch in batches]
+    starts = [batch.starts[:-1] + sum(lengths[:i]) for i, batch in enumerate(batches)]
+    return PackedBatch(
+        torch.cat([batch.ids for batch in batches]),
+        torch.cat([batch.targets for batch in batches]),
+        torch.cat([batch.positions for batch in batches]),
+        torch.cat([*starts, torch.tensor([sum(lengths)], dtype=torch.int32)]),
+    )
+
+
+def whole_model(config: ModelConfig) -> Transformer:
+    return fill_random(build_model(config, torch.float32, "cpu"))
+
+
+def steps(mesh: Mesh, config: ModelConfig, train: TrainConfig, num_steps: int, micro: int) -> Told:
+    """`train.batch.sequences` sequences each step."""
+    torch.manual_seed(0)
+    trainer = rank_trainer(config, train, mesh, whole_tensors(whole_model(config)))
+    count = train.batch.size
+    shapes = whole_shapes(config)
+    told = Told([], [], {}, {})
+    for step in range(num_steps):
+        batch = sequences(count * num_steps, config.vocab_size)[step * count : (step + 1) * count]
+        own = [batch[i] for i in mesh.layout.sequences(mesh.rank, count)]
+        parts = [joined(own[i : i + micro]) for i in range(0, len(own), micro)]
+        if step == 0:
+            _, _, gradients = trainer.gradients(parts)
+            told.gradients = gathered_tensors(gradients, trainer.local.parts, shapes, mesh)
+        result = trainer.step(parts, lr=1e-2)
+        told.losses.append(result.loss)
+        told.norms.append(result.gradient_norm)
+    masters = {name: trainer.weights.master(name) for name in trainer.weights.parameters}
+    told.weights = gathered_tensors(masters, trainer.local.parts, shapes, mesh)
+    return told

@@ -30,18 +30,13 @@ processes.set_forkserver_preload(
 )
 
 
-def run_ranks(
-    layout: Layout,
-    work: Callable[..., Any],
-    *values: Any,
-    num_kv_heads: int | None = None,
-) -> list[Any]:
+def run_ranks(layout: Layout, work: Callable[..., Any], *values: Any) -> list[Any]:
     """What `work` returns on each rank. It and the values are pickled: a function of a module."""
     with TemporaryDirectory() as folder:
         connections, started = [], []
         for rank in range(layout.size):
             ours, theirs = processes.Pipe()
-            value = pickle.dumps((layout, rank, folder, num_kv_heads, work, values))
+            value = pickle.dumps((layout, rank, folder, work, values))
             process = processes.Process(target=_rank, args=(theirs, value), daemon=True)
             process.start()
             theirs.close()
@@ -73,13 +68,11 @@ def _results(connections: list[Connection]) -> list[Any]:
 
 def _rank(connection: Connection, value: bytes) -> None:
     torch.set_num_threads(1)
-    layout, rank, folder, num_kv_heads, work, values = pickle.loads(value)
+    layout, rank, folder, work, values = pickle.loads(value)
     error, result = None, None
     try:
         store = distributed.FileStore(str(Path(folder) / "store"), layout.size)
-        mesh = join_mesh(
-            layout, store, rank, layout.size, torch.device("cpu"), num_kv_heads=num_kv_heads
-        )
+        mesh = join_mesh(layout, store, rank, layout.size, torch.device("cpu"))
         result = work(mesh, *values)
     except BaseException:
         error = traceback.format_exc()

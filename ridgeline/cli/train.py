@@ -20,6 +20,9 @@ from ridgeline.configs.named import is_named_run, named_run
 from ridgeline.errors import INTERRUPTED_EXIT_CODE, OutputError, UsageError
 from ridgeline.hardware import detect, load_cached
 from ridgeline.kernels.ceilings import measure
+from ridgeline.parallel.launch import torchrun_process
+from ridgeline.parallel.layout import Layout
+from ridgeline.parallel.mesh import Mesh
 from ridgeline.profiling.predicting.training_run import ceilings_of, predict_run
 from ridgeline.profiling.training_page import FILE_NAME as REPORT_NAME
 from ridgeline.profiling.training_page import write_training_page
@@ -27,6 +30,7 @@ from ridgeline.progress import Progress
 from ridgeline.training.config import FILE_NAME, RunLength, TrainConfig, load_config
 from ridgeline.training.merge import merge_run
 from ridgeline.training.prepare import PlannedRun, plan_run, prepare_planned
+from ridgeline.training.ranks.joining import joined_run
 from ridgeline.training.run import OnRow, TrainLoop
 
 EXAMPLE = """\
@@ -66,6 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "named) into its base, and write the model to --out",
     )
     add_flags(parser, TrainConfig)
+    group(parser, "run").add_argument(
+        "--layout",
+        type=Layout.parse,
+        metavar="WHAT",
+        help="how the work is spread over devices: shard=2,tensor=2, or a JSON file",
+    )
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
@@ -73,12 +83,25 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         return merged(args, terminal)
     out = args.out or usual_folder(args)
     config = ordered_config(args, out)
-    with terminal.progress() as progress:
-        plan = plan_run(config, out, device=args.device, resume=args.resume, progress=progress)
-        if args.dry_run:
+    if args.dry_run:
+        with terminal.progress() as progress:
+            plan = plan_run(config, out, device=args.device, resume=args.resume, progress=progress)
             return preview(plan, progress)
-        prepared = prepare_planned(plan, out, progress)
-    if not terminal.json:
+    with joined_run(config.layout, args.device, torchrun_process()) as mesh:
+        return run_on(mesh, args, config, out, terminal)
+
+
+def run_on(
+    mesh: Mesh, args: argparse.Namespace, config: TrainConfig, out: Path, terminal: Terminal
+) -> dict[str, Any]:
+    """As one of the ranks, or as the only one."""
+    device = str(mesh.device) if mesh.control is not None else args.device
+    with terminal.progress() as progress:
+        plan = plan_run(
+            config, out, device=device, resume=args.resume, progress=progress, mesh=mesh
+        )
+        prepared = prepare_planned(plan, out, progress, mesh)
+    if not terminal.json and mesh.is_first:
         for note in prepared.notes:
             print(note, file=sys.stderr, flush=True)
     predicted = predicted_speed(replace(plan, ordered=prepared.config, config=prepared.config))
@@ -87,9 +110,10 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         with shown_run(terminal) as on_row:
             outcome = TrainLoop(prepared, out, noting(speeds, on_row)).run()
     finally:
-        with suppress(OutputError):  # a full disk, which has been said
-            name = config.model or config.shape or out.name
-            write_training_page(out, name, predicted_tokens_per_s=predicted)
+        if mesh.is_first:
+            with suppress(OutputError):  # a full disk, which has been said
+                name = config.model or config.shape or out.name
+                write_training_page(out, name, predicted_tokens_per_s=predicted)
     return {
         "out": str(out),
         "checkpoint": str(outcome.checkpoint),
@@ -184,6 +208,10 @@ def ordered_config(args: argparse.Namespace, out: Path) -> TrainConfig:
     if any(getattr(args, name) is not None for name in ("steps", "minutes", "tokens")):
         base = replace(base, end=RunLength())
     given: dict[str, Any] = {}
+    if args.layout is not None:
+        given["layout"] = args.layout
+        if args.layout != base.layout:  # other ranks have other passes
+            base = replace(base, batch=replace(base.batch, micro=None), recomputation="auto")
     if args.model is not None and not named:
         given["model"] = args.model
     if args.shape is not None:

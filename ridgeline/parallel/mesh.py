@@ -118,6 +118,19 @@ class Mesh:
             self.axes[name] = Axis(name, (self.rank,), self.rank, None)
         return self.axes[name]
 
+    def join_kv_copies(self, num_kv_heads: int) -> None:
+        """Make the groups of ranks that have copies of the same KV heads of a model. Every rank
+        calls it.
+        """
+        layout = self.layout
+        if layout.tensor <= num_kv_heads or "kv" in self.axes:
+            return
+        copies = layout.tensor // num_kv_heads
+        ranks = layout.group(self.rank, "tensor")
+        first = self.place.tensor // copies * copies
+        own = ranks[first : first + copies]
+        self.axes["kv"] = Axis("kv", own, self.rank, _made(own, layout.size, None))
+
     def agreed(self, number: int, reduction: Literal["sum", "max", "min"] = "max") -> int:
         """One number of all ranks', over their hosts: no device waits."""
         if self.control is None:
@@ -139,9 +152,8 @@ def join_mesh(
     device: torch.device,
     *,
     backend: str | None = None,
-    num_kv_heads: int | None = None,
 ) -> Mesh:
-    """Every rank calls it. `num_kv_heads` of the model says who has copies of the same ones."""
+    """Every rank calls it."""
     check_size(layout, size)
     backend = backend or ("gloo" if device.type == "cpu" else "nccl")
     try:
@@ -149,7 +161,7 @@ def join_mesh(
             backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=STEP_S)
         )
         mesh = Mesh(layout, rank, device)
-        for name, groups in named_groups(layout, num_kv_heads).items():
+        for name, groups in named_groups(layout).items():
             own = [ranks for ranks in groups if rank in ranks]
             if own and len(own[0]) > 1:
                 mesh.axes[name] = Axis(name, own[0], rank, _made(own[0], size, None))
@@ -175,9 +187,7 @@ def check_size(layout: Layout, size: int) -> None:
         )
 
 
-def named_groups(
-    layout: Layout, num_kv_heads: int | None
-) -> dict[GroupName, list[tuple[int, ...]]]:
+def named_groups(layout: Layout) -> dict[GroupName, list[tuple[int, ...]]]:
     """All groups of each name that has some with several ranks. The same order on every rank."""
     names: tuple[AxisName | Joined, ...] = (
         "tensor", "context", "shard", "replicate", "pipeline", "data", "gradient", "all",
@@ -193,13 +203,6 @@ def named_groups(
         groups["expert_copies"] = list(dict.fromkeys(layout.expert_copies(rank) for rank in ranks))
     if layout.pipeline > 1:
         groups["tied"] = [(ranks[0], ranks[-1]) for ranks in layout.groups("pipeline")]
-    if num_kv_heads is not None and layout.tensor > num_kv_heads:
-        copies = layout.tensor // num_kv_heads
-        groups["kv"] = [
-            ranks[first : first + copies]
-            for ranks in layout.groups("tensor")
-            for first in range(0, layout.tensor, copies)
-        ]
     return groups
 
 

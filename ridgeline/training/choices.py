@@ -35,7 +35,9 @@ class TrainingPace:
     learning_s: float  # of a sequence in a step
 
 
-def measured_pace(trainer: Trainer, data: SplitData, device: str) -> TrainingPace:
+def measured_pace(
+    trainer: Trainer, data: SplitData, device: str, num_ranks: int = 1
+) -> TrainingPace:
     """From a forward pass over one sequence; a GPU's first one, which compiles, is not timed."""
     batch = next(held_out_batches(data.train, 1, device))
     on_gpu = device != "cpu"
@@ -45,6 +47,7 @@ def measured_pace(trainer: Trainer, data: SplitData, device: str) -> TrainingPac
             trainer.loss(batch).item()
         seconds = time.perf_counter() - start
     passes = 1 + BACKWARD + (trainer.teacher_config is not None)
+    seconds /= num_ranks  # each has sequences of its own
     return TrainingPace(seconds, passes * seconds)
 
 
@@ -77,14 +80,15 @@ def fitted(
     sequences = config.batch.sequences
     if sequences is None:
         fitting = learning_s / (ENOUGH_STEPS * pace.learning_s)
-        sizes = _batch_sizes(config.batch.micro or 1)
+        sizes = _batch_sizes((config.batch.micro or 1) * config.layout.size_of("data"))
         sequences = max([size for size in sizes if size <= fitting], default=min(sizes))
     step_s = sequences * pace.learning_s
     warmup = min(USUAL_WARMUP, max(1, int(WARMUP_SHARE * learning_s / step_s)))
     every = min(USUAL_SAVE_EVERY, max(1, int(SAVING_S / step_s)))
     config = _filled(config, sequences, warmup, held_out, every)
     if config.batch.micro is None and micro is not None:
-        config = replace(config, batch=replace(config.batch, micro=min(micro, sequences)))
+        micro = min(micro, config.own_sequences)
+        config = replace(config, batch=replace(config.batch, micro=micro))
     return config
 
 
@@ -100,7 +104,7 @@ def with_choices_of(config: TrainConfig, saved: TrainConfig) -> TrainConfig:
         saved.checkpoints.every,
     )
     micro = saved.batch.micro
-    if config.batch.micro is None and micro is not None and not config.batch.size % micro:
+    if config.batch.micro is None and micro is not None and not config.own_sequences % micro:
         config = replace(config, batch=replace(config.batch, micro=micro))
     if config.precision == "auto":
         config = replace(config, precision=saved.precision)
@@ -122,10 +126,10 @@ def choice_in_words(config: TrainConfig, pace: TrainingPace, left_s: float) -> s
     )
 
 
-def _batch_sizes(micro: int) -> list[int]:
-    """Halves of the usual batch that whole passes fill."""
+def _batch_sizes(least: int) -> list[int]:
+    """Halves of the usual batch that whole passes of all ranks fill."""
     sizes = [USUAL_SEQUENCES >> halvings for halvings in range(USUAL_SEQUENCES.bit_length())]
-    return [size for size in sizes if size % micro == 0] or [micro]
+    return [size for size in sizes if size % least == 0] or [least]
 
 
 def _filled(

@@ -23,8 +23,9 @@ from ridgeline.errors import UsageError, answers_wrong_options
 from ridgeline.formats.fields import check_fields, config_from, dotted_fields, field_help, flag_of
 from ridgeline.formats.files import atomic_write
 from ridgeline.models.shapes import check_one
-from ridgeline.parallel.layout import divisor_below
+from ridgeline.parallel.layout import Layout, divisor_below
 from ridgeline.training.methods.options import DistillOptions, LoraOptions, QatOptions
+from ridgeline.training.methods.under_layout import check_under_layout
 
 FILE_NAME = "train.json"
 VERSION = 1  # of the file's schema; raised when a field changes its meaning
@@ -288,7 +289,7 @@ class WatchOptions:
 
 @answers_wrong_options(
     DataOptions, BatchOptions, OptimizerOptions, ScheduleOptions, RunLength, EvaluationOptions,
-    CheckpointOptions, WatchOptions, LoraOptions, QatOptions, DistillOptions,
+    CheckpointOptions, WatchOptions, LoraOptions, QatOptions, DistillOptions, Layout,
 )  # fmt: skip
 @dataclass(frozen=True)
 class TrainConfig:
@@ -348,6 +349,7 @@ class TrainConfig:
     lora: LoraOptions = field(default_factory=LoraOptions)
     qat: QatOptions = field(default_factory=QatOptions)
     distill: DistillOptions = field(default_factory=DistillOptions)
+    layout: Layout = field(default_factory=Layout, metadata=PYTHON_ONLY)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -355,6 +357,11 @@ class TrainConfig:
             raise UsageError("--lora leaves weights as they are; remove --qat and --sparsity")
         if self.qat.is_given and self.precision.startswith("fp8"):
             raise UsageError("--qat and --sparsity need products in bf16; use --precision bf16")
+        check_under_layout(self)
+
+    @property
+    def own_sequences(self) -> int:  # of a step, on each rank
+        return self.batch.size // self.layout.size_of("data")
 
     @property
     def batch_tokens(self) -> int:
@@ -362,7 +369,6 @@ class TrainConfig:
 
 
 def check_complete(config: TrainConfig) -> None:
-    """That nothing is missing which has no default."""
     check_one(config.model, config.shape)
     if config.tokenizer is not None and config.shape is None:
         raise UsageError("--tokenizer goes with --shape; a model has its own")
@@ -393,7 +399,9 @@ def differences(one: TrainConfig, other: TrainConfig) -> list[str]:
     """Fields that differ, in words: `optimizer.lr 0.0001, was 0.001`. How long a run lasts may
     change, how often it measures and saves, and which steps it leaves out.
     """
-    free = ("end.", "evaluation.", "checkpoints.", "watch.", "tensorboard")
+    free = ("end.", "evaluation.", "checkpoints.", "watch.", "tensorboard", "layout.")
+    if one.layout != other.layout:  # other ranks have other passes, of the same batch
+        free += ("batch.micro", "recomputation")
     return [
         f"{name} {attrgetter(name)(other)!r}, was {attrgetter(name)(one)!r}"
         for name in dotted_fields(TrainConfig)

@@ -14,10 +14,15 @@ from ridgeline.training.stepping.step import Trainer
 
 
 @torch.no_grad()
-def held_out_loss(trainer: Trainer, batches: Sequence[PackedBatch]) -> float | None:
-    """None where nothing was held out."""
-    count = sum(batch.num_targets for batch in batches)
+def held_out_loss(
+    trainer: Trainer, batches: Sequence[PackedBatch], num_counted: int | None = None
+) -> float | None:
+    """None where nothing was held out. Of several ranks each has its batches, as many as the
+    others; those behind the first `num_counted` are there to fill up.
+    """
+    counted = batches[:num_counted]
+    count = trainer.sharing.total_count(sum(batch.num_targets for batch in counted))
     if count == 0:
         return None
-    total = sum(trainer.loss(batch).double().item() for batch in batches)
-    return total / count
+    losses = [trainer.loss(batch).double().item() for batch in batches]
+    return trainer.sharing.total_loss(sum(losses[:num_counted])) / count

@@ -26,6 +26,7 @@ from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.config import ModelConfig
 from ridgeline.models.families import Description, describe, describe_hf
 from ridgeline.models.shapes import SHAPES, describe_shape
+from ridgeline.parallel.mesh import Mesh, alone
 from ridgeline.progress import Progress
 from ridgeline.quantization import load_model
 from ridgeline.quantization.files.fuse import kept_schemes
@@ -56,6 +57,8 @@ from ridgeline.training.memory.methods import TrainingMethod, adapter_size
 from ridgeline.training.memory.plan import TrainingMemory, itemise, plan_training
 from ridgeline.training.methods.adapters import add_adapters
 from ridgeline.training.methods.rounded import found_roundings
+from ridgeline.training.ranks.crew import Crew
+from ridgeline.training.ranks.rank_trainer import rank_trainer, whole_tensors
 from ridgeline.training.saving.adapter_files import AdapterExporter, read_adapter
 from ridgeline.training.saving.checkpoint import (
     Exporter,
@@ -89,6 +92,7 @@ class PreparedRun:
     quarantine: Quarantine
     memory: TrainingMemory
     began: float  # when its opening did, by time.perf_counter
+    crew: Crew
     notes: tuple[str, ...] = ()  # what was chosen
     warnings: tuple[str, ...] = ()
 
@@ -139,11 +143,15 @@ class StartingModel:
         device: str,
         checkpoint: Path | None,
         progress: Progress | None,
+        mesh: Mesh | None = None,
     ) -> Trainer:
         """With the weights of a checkpoint of the run, where there is one."""
         if config.lora.rank is not None:
             return self._adapter_trainer(config, device, checkpoint, progress)
         weights = self if checkpoint is None else replace(self, path=checkpoint)
+        if mesh is not None and not mesh.layout.is_single:
+            model = weights.load("cpu", config.seed, progress)
+            return rank_trainer(self.description.config, config, mesh, whole_tensors(model))
         model = weights.load(device, config.seed, progress)
         rounded = None
         if config.qat.is_given:
@@ -255,8 +263,11 @@ def plan_run(
     device: str = "auto",
     resume: bool = False,
     progress: Progress | None = None,
+    mesh: Mesh | None = None,
 ) -> PlannedRun:
-    """All that is refused is refused here; nothing is written and no weight is loaded."""
+    """All that is refused is refused here; nothing is written and no weight is loaded. `mesh` has
+    the ranks, where they have joined: all plan the same.
+    """
     began = time.perf_counter()
     check_complete(config)
     if config.tensorboard:
@@ -279,7 +290,10 @@ def plan_run(
     source = replace(source, teacher=teacher_source(config, model, progress))
     method = source.method(config, device)
     ordered = config
-    memory = plan_training(model, config, device, available_memory(device), method)
+    free = available_memory(device)
+    if mesh is not None:
+        free = mesh.agreed(free, "min")
+    memory = plan_training(model, config, device, free, method)
     config = memory.config
     assert config.data.path is not None, "check_complete"
     assert source.tokenizer is not None, "model_source"
@@ -308,28 +322,37 @@ def prepare(
     device: str = "auto",
     resume: bool = False,
     progress: Progress | None = None,
+    mesh: Mesh | None = None,
 ) -> PreparedRun:
-    plan = plan_run(config, run, device=device, resume=resume, progress=progress)
-    return prepare_planned(plan, run, progress)
+    plan = plan_run(config, run, device=device, resume=resume, progress=progress, mesh=mesh)
+    return prepare_planned(plan, run, progress, mesh)
 
 
-def prepare_planned(plan: PlannedRun, run: Path, progress: Progress | None = None) -> PreparedRun:
+def prepare_planned(
+    plan: PlannedRun, run: Path, progress: Progress | None = None, mesh: Mesh | None = None
+) -> PreparedRun:
     """Load the model and write the run's folder."""
     config, saved = plan.config, plan.saved
+    mesh = mesh or alone(plan.device)
     if plan.device == "cpu":
         host_library.prepare(progress)
-    trainer = plan.source.trainer(config, plan.device, saved.checkpoint, progress)
-    pace = measured_pace(trainer, plan.data, plan.device) if plan.needs_pace else None
+    trainer = plan.source.trainer(config, plan.device, saved.checkpoint, progress, mesh)
+    pace = None
+    if plan.needs_pace:
+        pace = measured_pace(trainer, plan.data, plan.device, config.layout.size_of("data"))
     plan, notes = plan.completed(pace)
+    crew = Crew(mesh, plan.config)
+    plan = replace(plan, config=crew.told_value(plan.config))  # clocks differ
     state = SavedState(num_samples=plan.data.train.num_windows)
     if saved.checkpoint is not None:
         state = _restored(trainer, saved.checkpoint, state)
-    save_config(plan.config, run)
-    for path in saved.broken:  # their steps are run again
-        remove_checkpoint(path)
-    remove_leftovers(run)
-    if plan.quarantine.count:
-        plan.quarantine.write(run / QUARANTINE_NAME)
+    if crew.is_first:
+        save_config(plan.config, run)
+        for path in saved.broken:  # their steps are run again
+            remove_checkpoint(path)
+        remove_leftovers(run)
+        if plan.quarantine.count:
+            plan.quarantine.write(run / QUARANTINE_NAME)
     warnings = tuple(
         f"{problem}; going on from {saved.checkpoint} before it" for problem in saved.problems
     )
@@ -343,6 +366,7 @@ def prepare_planned(plan: PlannedRun, run: Path, progress: Progress | None = Non
         plan.quarantine,
         plan.memory,
         plan.began,
+        Crew(mesh, plan.config),
         notes,
         warnings,
     )

@@ -24,6 +24,7 @@ from ridgeline.data.loading.packing import PackedBatch
 from ridgeline.errors import HardwareError, NumericsError, OutputError
 from ridgeline.hardware import detect, load_cached
 from ridgeline.hardware.detection import peak_bytes
+from ridgeline.parallel.mesh import Mesh
 from ridgeline.progress import Progress
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.evaluation import held_out_loss
@@ -68,11 +69,13 @@ def train(
     resume: bool = False,
     progress: Progress | None = None,
     on_row: OnRow | None = None,
+    mesh: Mesh | None = None,
 ) -> TrainOutcome:
     """Train until the config's end. `on_row` gets each row of metrics.jsonl, with the share of the
-    run that is done.
+    run that is done. On several ranks each calls it, with the `mesh` that joins them; the first one
+    writes and is shown.
     """
-    prepared = prepare(config, out, device=device, resume=resume, progress=progress)
+    prepared = prepare(config, out, device=device, resume=resume, progress=progress, mesh=mesh)
     loop = TrainLoop(prepared, out, on_row or (lambda row: None))
     return loop.run()
 
@@ -106,9 +109,10 @@ class TrainLoop:
         self.trainer = prepared.trainer
         self.counters = prepared.state.counters
         self._prepared = prepared
+        self._crew = prepared.crew
         self._out = out
-        self._on_row = on_row
-        self._held_out = self._held_out_batches()
+        self._on_row = on_row if self._crew.is_first else lambda row: None
+        self._held_out, self._num_held_out = self._crew.held_out_share(self._held_out_batches())
         self._last: StepResult | None = None
         self._launched: deque[LaunchedStep] = deque()
         self._lost = LostUpdates(prepared.config)
@@ -129,6 +133,7 @@ class TrainLoop:
         self._events: TensorBoardLog | None = None
         self._num_saves = 0
         self._is_ended = False  # no step comes any more
+        self._is_stopped = False  # by Ctrl-C
         self._measuring_s = 0.0  # of the last measurement: minutes have to last for one more
         self._warnings: list[str] = []
 
@@ -151,36 +156,50 @@ class TrainLoop:
         left_s = 60 * minutes - self._measuring_s - self.counters.seconds
         return left_s <= clock.last_lap / 2
 
+    def _goes_on(self, clock: StepClock, stop: threading.Event) -> bool:
+        """Another step is run. The first rank's clock decides, and the Ctrl-C that it got."""
+        if stop.is_set() or self._is_over(clock):
+            self._is_stopped, goes_on = stop.is_set(), False
+        else:
+            goes_on = True
+        told = self._crew.told(goes_on, self._is_stopped)
+        self._is_stopped = bool(told[1])
+        return bool(told[0])
+
     def run(self) -> TrainOutcome:
         config, prepared = self.config, self._prepared
         state = DataState(config.seed, self.counters.sequences)
         began = time.perf_counter()
-        if config.tensorboard:
+        if config.tensorboard and self._crew.is_first:
             self._events = TensorBoardLog(self._out, self.counters.steps)
         with (
             closing(self._events) if self._events is not None else nullcontext(),
-            MetricsLog(self._out, after_step=self.counters.steps or -1) as log,
+            MetricsLog(self._out, self.counters.steps or -1, self._crew.is_first) as log,
             Loader(
-                prepared.data.train, state, sequences=self.micro, device=prepared.device
+                prepared.data.train,
+                state,
+                sequences=self.micro,
+                device=prepared.device,
+                part=self._crew.part,
             ) as loader,
             self._saver,
             interruption() as stop,
         ):
             for warning in prepared.warnings:
                 self._warn(warning)
-            rows = read_metrics(self._out)
+            rows = self._crew.told_value(read_metrics(self._out))
             self._losses = {row["step"]: row["held_out_loss"] for row in rows if LOSS in row}
             before = self._losses.get(0) if self.counters.steps else self._measure(log)
             self._steps(loader, log, stop)
             self._collect(log, wait=True)
             stall_s, seconds = self._saver.stall_s, time.perf_counter() - began
-            self._is_ended = not stop.is_set()
+            self._is_ended = not self._is_stopped
             after = self._measure(log) if self._is_ended else None
             checkpoint = self._save(log)
         loss = None if self._last is None else self._last.loss
         wall_s = time.perf_counter() - prepared.began
         return TrainOutcome(
-            self._out, checkpoint, self.counters, before, after, loss, wall_s, stop.is_set(),
+            self._out, checkpoint, self.counters, before, after, loss, wall_s, self._is_stopped,
             self._num_saves, stall_s, stall_s / seconds, tuple(self._warnings),
         )  # fmt: skip
 
@@ -188,12 +207,15 @@ class TrainLoop:
         config = self.config
         assert config.checkpoints.every is not None, "choices.py"
         clock = StepClock(self.counters.seconds, self._prepared.began)
-        while not self._is_over(clock) and not stop.is_set():
+        goes_on = self._goes_on(clock, stop)
+        while goes_on:
             self._launch(loader, clock)
-            left = 0 if self._launched[-1].result.is_ready else 1
-            self._finish(loader, log, clock, left=left)
+            # None of several ranks looks sooner than the others: what follows they do together.
+            is_read = self._crew.is_alone and self._launched[-1].result.is_ready
+            self._finish(loader, log, clock, left=0 if is_read else 1)
             self._collect(log)
-            if not self._is_over(clock) and not stop.is_set():
+            goes_on = self._goes_on(clock, stop)
+            if goes_on:
                 is_measured = self.counters.steps % config.evaluation.every == 0
                 is_saved = self.counters.steps % config.checkpoints.every == 0
                 if is_measured or is_saved:
@@ -209,18 +231,16 @@ class TrainLoop:
         """The next step of the run."""
         config, before = self.config, self.counters
         lr = learning_rate(config.optimizer.lr, config.schedule, before.steps, self.done)
-        batches = list(islice(loader, config.batch.size // self.micro))
+        batches = list(islice(loader, config.own_sequences // self.micro))
         limits = self._watch.limits(before.steps + 1)
         progress = self.trainer.progress
         try:
             result = self.trainer.step(batches, lr, limits)
         except NumericsError as error:
             raise NumericsError(f"step {before.steps + 1}: {error}") from error
+        (seconds,) = self._crew.told(clock.total())
         self.counters = Counters(
-            before.steps + 1,
-            loader.state.consumed,
-            before.tokens + result.num_tokens,
-            clock.total(),
+            before.steps + 1, loader.state.consumed, before.tokens + result.num_tokens, seconds
         )
         self._launched.append(
             LaunchedStep(batches, lr, limits, progress, before, self.counters, result)
@@ -327,8 +347,8 @@ class TrainLoop:
         step = self.counters.steps
         if step not in self._losses:
             start = time.perf_counter()
-            loss = held_out_loss(self.trainer, self._held_out)
-            self._measuring_s = time.perf_counter() - start
+            loss = held_out_loss(self.trainer, self._held_out, self._num_held_out)
+            (self._measuring_s,) = self._crew.told(time.perf_counter() - start)
             if loss is None:
                 return None
             self._losses[step] = loss

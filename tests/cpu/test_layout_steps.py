@@ -9,35 +9,35 @@ import torch
 from packed import TINY
 from process_ranks import run_ranks
 from rank_work import LENGTH, joined, sequences, steps, whole_model
+from tiny_models import make_model, one_of_each_family
 
+from ridgeline.models import ModelConfig
 from ridgeline.models.families import describe_hf
+from ridgeline.parallel.degrees import _problems
 from ridgeline.parallel.layout import Layout
-from ridgeline.training.config import BatchOptions, DataOptions, TrainConfig
+from ridgeline.training.config import BatchOptions, DataOptions, OptimizerOptions, TrainConfig
 from ridgeline.training.naive import naive_gradients, naive_step
 
+EPS = 1e-3  # a gradient that is nothing but rounding must not move a weight by the whole lr
 TRAIN = TrainConfig(
     precision="fp32",
     batch=BatchOptions(sequences=4),
     data=DataOptions(path="-", sequence_length=LENGTH),
+    optimizer=OptimizerOptions(eps=EPS),
 )
 STEPS = 5
 
 
-def check_steps(layout: str, changes: dict[str, Any] | None = None, micro: int = 1) -> None:
-    config = describe_hf(TINY | (changes or {}), origin="tiny").config
+def check_steps(layout: str, config: ModelConfig, micro: int = 1) -> None:
     model = whole_model(config)
     batches = sequences(4 * STEPS, config.vocab_size)
     expected = naive_gradients(model, batches[:4])
-    optimizer = torch.optim.AdamW(
-        [{"params": [p], "weight_decay": 0.0} for p in model.parameters()], betas=(0.9, 0.95)
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), eps=EPS, weight_decay=0.0)
     losses = []
     for step in range(STEPS):
         batch = [joined(batches[4 * step : 4 * step + 4])]
         losses.append(naive_step(model, optimizer, batch, lr=1e-2, max_norm=1.0))
-    told = run_ranks(
-        Layout.parse(layout), steps, config, TRAIN, STEPS, micro, num_kv_heads=config.num_kv_heads
-    )
+    told = run_ranks(Layout.parse(layout), steps, config, TRAIN, STEPS, micro)
     norm = torch.stack([each.norm() for each in expected.values()]).norm().item()
     for each in told:
         assert each.losses == pytest.approx(losses, rel=1e-5)
@@ -56,9 +56,45 @@ def check_steps(layout: str, changes: dict[str, Any] | None = None, micro: int =
             )
 
 
+def shape(**changes: Any) -> ModelConfig:
+    return describe_hf(TINY | changes, origin="tiny").config
+
+
+def family(name: str) -> ModelConfig:
+    model = make_model(name)
+    values = model.config.to_dict() | {"architectures": [type(model).__name__]}
+    return describe_hf(values, origin=name).config
+
+
+@pytest.mark.parametrize("layout", ["shard=2,tensor=2"])
+def test_steps(layout: str) -> None:
+    check_steps(layout, shape())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
-    ["shard=2", "replicate=2", "tensor=2", "tensor=2,sequence=false", "shard=2,tensor=2"],
+    [
+        "shard=2",
+        "replicate=2",
+        "tensor=2",
+        "tensor=2,sequence=false",
+        "replicate=2,shard=2",
+        "replicate=2,tensor=2",
+        "shard=4",
+        "tensor=4",
+    ],
 )
-def test_steps(layout: str) -> None:
-    check_steps(layout)
+def test_each_axis(layout: str) -> None:
+    check_steps(layout, shape(tie_word_embeddings=False), micro=2 if layout == "shard=2" else 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["shard=2", "tensor=2", "tensor=4", "tensor=2,sequence=false"])
+@pytest.mark.parametrize("name", one_of_each_family("llama-mqa-bias", "mixtral", "qwen3-bias-tied"))
+def test_every_family(name: str, layout: str) -> None:
+    """Biases, norms of heads, soft caps, windows, scales, experts; one KV head on four ranks."""
+    config = family(name)
+    if any(_problems(config, Layout.parse(layout).tensor)):
+        pytest.skip(f"{name} cannot be cut for {layout}")
+    check_steps(layout, config)

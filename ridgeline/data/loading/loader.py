@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -32,6 +32,14 @@ from ridgeline.data.loading.windows import Integers, TokenWindows
 from ridgeline.errors import UsageError
 
 BATCHES_AHEAD = 4  # packed before they are wanted
+
+
+@dataclass(frozen=True)
+class BatchPart:
+    """The sequences of each step's batch that one of several ranks has."""
+
+    batch: int  # sequences of all ranks
+    own: range
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,12 @@ class Loader:
         device: torch.device | str = "cpu",
         workers: int = 1,
         ahead: int = BATCHES_AHEAD,
+        part: BatchPart | None = None,
+        cut: Callable[[PackedBatch], PackedBatch] | None = None,
     ) -> None:
+        """With `part` only that of each batch, with `cut` of each sequence what it returns; `state`
+        is that of the whole data nevertheless, after a batch's last pass.
+        """
         for name, value in (("sequences", sequences), ("workers", workers), ("ahead", ahead)):
             if value < 1:
                 raise UsageError(f"{name} is {value}; give at least 1")
@@ -68,7 +81,13 @@ class Loader:
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._workers = ThreadPoolExecutor(workers, thread_name_prefix="data")
         self._queue: deque[Future[_ReadyBatch]] = deque()
-        self._next = state.consumed  # the first sample that no worker has
+        self._cut = cut
+        part = part or BatchPart(sequences, range(sequences))
+        assert len(part.own) % sequences == 0, (part, sequences)
+        self._part = part
+        self._passes = len(part.own) // sequences  # of a batch
+        self._begun = state.consumed
+        self._submitted = 0
         for _ in range(ahead):
             self._submit()
 
@@ -76,6 +95,12 @@ class Loader:
     def epoch(self) -> float:
         """How often the data was gone through."""
         return self.state.consumed / self.windows.num_windows
+
+    def first_of(self, number: int) -> int:
+        """The first sample of a pass, numbered from where this loader began."""
+        batch, number = divmod(number, self._passes)
+        own = self._part.own.start + number * self.sequences
+        return self._begun + batch * self._part.batch + own
 
     def samples(self, first: int) -> Integers:
         """The windows of the batch that begins with this sample of the run."""
@@ -95,8 +120,10 @@ class Loader:
     def __next__(self) -> PackedBatch:
         ready = self._wait(self._queue.popleft())
         self._submit()
-        self.state = replace(self.state, consumed=self.state.consumed + self.sequences)
         self.num_batches += 1
+        if self.num_batches % self._passes == 0:
+            consumed = self.state.consumed + self._part.batch
+            self.state = replace(self.state, consumed=consumed)
         if ready.copied is not None:
             self.late_copies += not ready.copied.query()
             stream = torch.cuda.current_stream(self._device)
@@ -115,11 +142,14 @@ class Loader:
             self.waited_s += time.perf_counter() - start
 
     def _submit(self) -> None:
-        self._queue.append(self._workers.submit(self._make, self._next))
-        self._next += self.sequences
+        first = self.first_of(self._submitted)
+        self._queue.append(self._workers.submit(self._make, first))
+        self._submitted += 1
 
     def _make(self, first: int) -> _ReadyBatch:
         batch = self.windows.batch(self.samples(first))
+        if self._cut is not None:
+            batch = self._cut(batch)
         if self._stream is None:
             return _ReadyBatch(batch.to(self._device), None)
         with torch.cuda.stream(self._stream):

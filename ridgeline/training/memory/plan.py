@@ -136,7 +136,7 @@ def _micro_batches(config: TrainConfig, kind: str) -> list[int]:
     """Divisors of the batch, from the usual one downward."""
     if config.batch.micro is not None:
         return [config.batch.micro]
-    total, most = config.batch.size, USUAL_TOKENS[kind]
+    total, most = config.own_sequences, USUAL_TOKENS[kind]
     divisors = [size for size in range(total, 0, -1) if total % size == 0]
     return [size for size in divisors if size == 1 or _tokens(config, size) <= most]
 
@@ -185,7 +185,7 @@ def step_size(
         dtype,
         config.recomputation,
         num_tokens=_tokens(config, micro),
-        num_passes=config.batch.size // micro,
+        num_passes=config.own_sequences // micro,
         longest=config.data.sequence_length,
         on_gpu=on_gpu,
         fp8=precision.fp8 is not None,
@@ -271,7 +271,7 @@ def remedies(config: TrainConfig) -> Iterator[TrainConfig]:
             yield _changed(config, recomputation=level)
     if config.batch.micro is not None:
         for micro in range(config.batch.micro - 1, 0, -1):
-            if config.batch.size % micro == 0:
+            if config.own_sequences % micro == 0:
                 yield replace(config, batch=replace(config.batch, micro=micro))
     smaller = replace(opened, batch=replace(config.batch, micro=None))
     if config.precision in ("fp32", "tf32"):

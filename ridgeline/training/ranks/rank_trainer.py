@@ -41,6 +41,7 @@ def rank_trainer(
 ) -> RankTrainer:
     """`tensors` are those of the whole model, in any order; each rank keeps its part of them."""
     plan = PRECISIONS[train.precision].with_moments(train.optimizer.moments)
+    mesh.join_kv_copies(config.num_kv_heads)
     local = local_model(config, mesh, plan.dtype)
     masters = {
         name: torch.empty(part.local_shape, dtype=torch.float32, device=mesh.device)

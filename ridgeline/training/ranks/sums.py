@@ -68,6 +68,11 @@ class RankSharing:
         total, square = self._mesh.axis("all").all_reduce(own)
         return total.to(loss.dtype), square.sqrt().float()
 
+    def total_loss(self, loss: float) -> float:
+        own = torch.tensor(loss if self._tells_loss else 0.0, dtype=torch.float64)
+        control = self._mesh.control
+        return float(own if control is None else control.all_reduce(own))
+
     def sum_of(self, number: Tensor) -> Tensor:
         return self._mesh.axis("all").all_reduce(number.clone())
 

@@ -29,6 +29,9 @@ class Sharing(Protocol):
         every rank.
         """
 
+    def total_loss(self, loss: float) -> float:
+        """Summed over all ranks that have other tokens."""
+
     def sum_of(self, number: Tensor) -> Tensor:
         """Over all ranks."""
 
@@ -47,6 +50,9 @@ class Alone:
 
     def totals(self, loss: Tensor, gradients: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         return loss, norm_of(gradients)
+
+    def total_loss(self, loss: float) -> float:
+        return loss
 
     def sum_of(self, number: Tensor) -> Tensor:
         return number

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from ridgeline.errors import OutputError
 from ridgeline.formats.files import atomic_write
@@ -23,8 +23,11 @@ FILE_NAME = "metrics.jsonl"
 class MetricsLog:
     """Lines are on disk as soon as they are written."""
 
-    def __init__(self, run: Path, after_step: int) -> None:
-        """Lines up to this step stay; -1 for none."""
+    def __init__(self, run: Path, after_step: int, is_writer: bool = True) -> None:
+        """Lines up to this step stay; -1 for none. Of several ranks one writes."""
+        self._file: IO[str] | None = None
+        if not is_writer:
+            return
         path = run / FILE_NAME
         rows = [row for row in read_metrics(run) if row["step"] <= after_step]
         with atomic_write(path) as file:
@@ -33,6 +36,8 @@ class MetricsLog:
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, row: dict[str, Any]) -> None:
+        if self._file is None:
+            return
         try:
             self._file.write(json.dumps(row, allow_nan=False) + "\n")
             self._file.flush()
@@ -48,6 +53,8 @@ class MetricsLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._file is None:
+            return
         try:
             self._file.close()
         except OSError as problem:  # a full disk: what `write` could not write either

@@ -1,0 +1,51 @@
+"""What a training config may have on several ranks. The rest is refused by name, never ignored.
+
+check_under_layout(config)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ridgeline.errors import UsageError
+from ridgeline.parallel.layout import Layout, divisor_below
+
+
+def check_under_layout(config: Any) -> None:
+    """Of a TrainConfig, which stands above this file."""
+    layout: Layout = config.layout
+    if layout.is_single:
+        return
+    for what, remedy in _undone(config):
+        raise UsageError(f"{what} is not done on several ranks (layout {layout.words()}); {remedy}")
+    sequences, micro = config.batch.size, config.batch.micro
+    own = len(layout.sequences(0, sequences))
+    if micro is not None and own % micro:
+        raise UsageError(
+            f"micro_batch is {micro}, which does not divide the {own} sequences that each rank has "
+            f"of a batch of {sequences}; try {divisor_below(own, micro)}"
+        )
+    length = config.data.sequence_length
+    layout.tokens(0, length)
+    if layout.sequence and length // layout.context % layout.tensor:
+        near = max(1, length // (layout.context * layout.tensor)) * layout.context * layout.tensor
+        raise UsageError(
+            f"{length} tokens cannot be shared by {layout.tensor} ranks of tensor; try "
+            f"--sequence-length {near}, or sequence=false in the layout"
+        )
+
+
+def _undone(config: Any) -> Iterator[tuple[str, str]]:
+    if config.lora.rank is not None:
+        yield "--lora", "remove it, or train on one device"
+    if config.qat.is_given:
+        yield "--qat or --sparsity", "remove it, or train on one device"
+    if config.distill.teacher is not None:
+        yield "--distill", "remove it, or train on one device"
+    if config.graphs:
+        yield "--graphs", "remove it"
+    if config.precision.startswith("fp8"):
+        yield f"--precision {config.precision}", "use bf16"
+    if config.optimizer.moments == "8-bit":
+        yield "--moments 8-bit, whose scales belong to whole tensors,", "use bf16"

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from packed import draw, pack
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
 from ridgeline.data.loading.packing import PackedBatch
+from ridgeline.errors import NumericsError
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.transformer import build_model, fill_random
 from ridgeline.parallel.mesh import Mesh
-from ridgeline.training.config import TrainConfig
+from ridgeline.training.config import BatchOptions, TrainConfig
+from ridgeline.training.ranks import sums
 from ridgeline.training.ranks.gathering import gathered_tensors
 from ridgeline.training.ranks.local_model import whole_shapes
+from ridgeline.training.ranks.proving import Proof, prove
 from ridgeline.training.ranks.rank_trainer import rank_trainer, whole_tensors
 
 LENGTH = 16  # tokens of a sequence
@@ -76,3 +82,40 @@ def steps(mesh: Mesh, config: ModelConfig, train: TrainConfig, num_steps: int, m
     masters = {name: trainer.weights.master(name) for name in trainer.weights.parameters}
     told.weights = gathered_tensors(masters, trainer.local.parts, shapes, mesh)
     return told
+
+
+def proven(mesh: Mesh, config: ModelConfig) -> Proof:
+    return prove(config, TrainConfig(batch=BatchOptions(sequences=4), layout=mesh.layout), mesh)
+
+
+def proven_with_a_mutant(mesh: Mesh, config: ModelConfig, mutant: str) -> str:
+    """What the proof says of ranks that compute wrongly."""
+    break_ranks(mutant)
+    try:
+        proven(mesh, config)
+    except NumericsError as error:
+        return str(error)
+    return "nothing was found"
+
+
+class NoSums:
+    """torch.distributed for `fully_shard`, whose sums over copies are left out."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "all_reduce":
+            return lambda tensor, **options: None
+        return getattr(torch.distributed, name)
+
+
+def break_ranks(mutant: str) -> None:
+    """In this process, which ends with the test."""
+    usual_factor, usual_squares = FSDPModule.set_gradient_divide_factor, sums.squares
+    if mutant == "mean":
+        FSDPModule.set_gradient_divide_factor = lambda self, _: usual_factor(self, 2.0)
+    elif mutant == "no data sum":
+        _fsdp_collectives.dist = NoSums()
+    elif mutant == "no tensor sum":
+        sums.sum_over = lambda axis, tensors: None
+    else:
+        assert mutant == "norms counted twice", mutant
+        sums.squares = lambda parts, each: 2 * usual_squares(parts, each)

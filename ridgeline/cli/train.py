@@ -31,6 +31,7 @@ from ridgeline.training.config import FILE_NAME, RunLength, TrainConfig, load_co
 from ridgeline.training.merge import merge_run
 from ridgeline.training.prepare import PlannedRun, plan_run, prepare_planned
 from ridgeline.training.ranks.joining import joined_run
+from ridgeline.training.ranks.proving import Proof, prove, prove_once
 from ridgeline.training.run import OnRow, TrainLoop
 
 EXAMPLE = """\
@@ -70,11 +71,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "named) into its base, and write the model to --out",
     )
     add_flags(parser, TrainConfig)
-    group(parser, "run").add_argument(
+    output.add_argument(
         "--layout",
         type=Layout.parse,
         metavar="WHAT",
         help="how the work is spread over devices: shard=2,tensor=2, or a JSON file",
+    )
+    output.add_argument(
+        "--prove",
+        action=argparse.BooleanOptionalAction,
+        help="before the first step, hold a few steps of the model cut down in layers under the "
+        "layout to the plain loop (default: the first time that a layout is used here)",
     )
 
 
@@ -100,7 +107,10 @@ def run_on(
         plan = plan_run(
             config, out, device=device, resume=args.resume, progress=progress, mesh=mesh
         )
+        proof = proven(args.prove, plan, mesh, progress)
         prepared = prepare_planned(plan, out, progress, mesh)
+    if proof is not None and not terminal.json and mesh.is_first:
+        print(in_words(proof, config), file=sys.stderr, flush=True)
     if not terminal.json and mesh.is_first:
         for note in prepared.notes:
             print(note, file=sys.stderr, flush=True)
@@ -131,9 +141,30 @@ def run_on(
         "stall_s": outcome.stall_s,
         "stall_share": outcome.stall_share,
         "warnings": outcome.warnings,
+        "layout": config.layout.words(),
+        "proof": None if proof is None else asdict(proof),
         "num_quarantined": plan.quarantine.count,
         "quarantine": plan.quarantine.summary() if plan.quarantine.count else None,
     }
+
+
+def proven(wanted: bool | None, plan: PlannedRun, mesh: Mesh, progress: Progress) -> Proof | None:
+    """None where nothing was proven now."""
+    if mesh.layout.is_single or wanted is False:
+        if wanted:
+            raise UsageError("--prove proves a layout of several devices; give --layout")
+        return None
+    progress("proving the layout", 0, 1)
+    run = prove if wanted else prove_once
+    return run(plan.model, plan.config, mesh)
+
+
+def in_words(proof: Proof, config: TrainConfig) -> str:
+    return (
+        f"layout {config.layout.words()} proven against the plain loop: {proof.num_gradients} "
+        f"gradients of {proof.num_layers} layers, worst difference {proof.worst:.1e} of a "
+        f"gradient's norm, {proof.seconds:.1f} s"
+    )
 
 
 def predicted_speed(plan: PlannedRun) -> float | None:

@@ -17,6 +17,7 @@ import torch
 from torch import distributed
 
 from ridgeline.data.loading.loader import BatchPart
+from ridgeline.data.loading.packing import PackedBatch
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.training.config import TrainConfig
 
@@ -37,6 +38,10 @@ class Crew:
         """The sequences of each batch that this rank has."""
         size = self._config.batch.size
         return BatchPart(size, self.layout.sequences(self.mesh.rank, size))
+
+    def own_passes(self, sequences: Sequence[PackedBatch]) -> list[PackedBatch]:
+        """Of a whole batch, one sequence each, those that this rank runs."""
+        return [sequences[i] for i in self.part.own]
 
     def told(self, *numbers: float) -> tuple[float, ...]:
         """The first rank's numbers, on all."""

@@ -1,0 +1,238 @@
+"""A layout proven before the first step: a few steps of the user's own model, cut down in layers,
+under the layout, held to the plain loop.
+
+Every rank runs the plain loop over the whole small model itself, and compares the loss, the norm
+and its own part of every gradient: nothing is gathered, so that it runs at any scale. It is done in
+fp32, whatever the run computes in, for a sum that is left out is no matter of rounding.
+
+    proof = prove(model_config, train_config, mesh)     # NumericsError names parameter and axis
+    proof.num_layers, proof.seconds
+
+What was proven once on this machine is remembered, with the versions it was proven with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ridgeline.data.loading.packing import IGNORED, PackedBatch
+from ridgeline.errors import NumericsError, OutputError
+from ridgeline.formats.files import atomic_write
+from ridgeline.hardware.paths import cache_dir
+from ridgeline.models import ModelConfig, Transformer
+from ridgeline.models.transformer import build_model, fill_random
+from ridgeline.parallel.holdings import Part
+from ridgeline.parallel.layout import AxisName, Layout
+from ridgeline.parallel.mesh import Mesh
+from ridgeline.training.config import OptimizerOptions, TrainConfig
+from ridgeline.training.naive import naive_gradients, naive_step
+from ridgeline.training.ranks.crew import Crew
+from ridgeline.training.ranks.local_model import read_region
+from ridgeline.training.ranks.rank_trainer import rank_trainer, whole_tensors
+from ridgeline.version import __version__
+
+STEPS = 3
+BOUND = 1e-4  # of a gradient's own norm; fp32 rounds a thousand times finer
+EPS = 1e-3  # of AdamW: a gradient that is nothing but rounding must not move a weight
+SHORTEST = 32  # tokens of a sequence
+
+
+@dataclass(frozen=True)
+class Proof:
+    num_layers: int
+    num_gradients: int
+    worst: float  # difference of a gradient, of its norm
+    seconds: float
+
+
+def prove(model: ModelConfig, train: TrainConfig, mesh: Mesh) -> Proof:
+    """NumericsError on every rank where any of them finds a difference."""
+    start = time.perf_counter()
+    small = cut_down(model, mesh.layout)
+    order = proving_order(train, mesh.layout)
+    whole = fill_random(build_model(small, torch.float32, mesh.device))
+    trainer = rank_trainer(small, order, mesh, whole_tensors(whole))
+    crew = Crew(mesh, order)
+    optimizer = torch.optim.AdamW(whole.parameters(), betas=(0.9, 0.95), eps=EPS, weight_decay=0.0)
+    worst, problem = 0.0, None
+    for step in range(STEPS):
+        batch = sequences(order, small.vocab_size, step, mesh.device)
+        own = crew.own_passes(batch)
+        expected = naive_gradients(whole, batch)
+        _, _, found = trainer.gradients(own)
+        differences = compared(found, expected, trainer.local.parts)
+        worst = max([worst, *differences.values()])
+        wrong = [name for name, each in differences.items() if not each <= BOUND]
+        if wrong:
+            problem = explained(wrong[0], found, expected, whole, batch, mesh, trainer.local.parts)
+            problem += f" ({len(wrong)} of {len(differences)} gradients differ)"
+        result = trainer.step(own, lr=1e-3)
+        plain = naive_step(whole, optimizer, batch, lr=1e-3, max_norm=order.optimizer.max_norm)
+        norm = torch.stack([each.norm() for each in expected.values()]).norm().item()
+        problem = problem or scalars_differ(step, result.loss, plain, result.gradient_norm, norm)
+        if stop := next(filter(None, crew.from_all(problem)), None):
+            raise NumericsError(
+                f"the layout {mesh.layout.words()} does not compute what one device does: {stop}; "
+                "nothing was trained"
+            )
+    (seconds,) = crew.told(time.perf_counter() - start)
+    return Proof(small.num_layers, len(trainer.local.parts), worst, seconds)
+
+
+def prove_once(model: ModelConfig, train: TrainConfig, mesh: Mesh) -> Proof | None:
+    """None where it was proven before; the first rank knows."""
+    crew = Crew(mesh, train)
+    key = proof_key(model, train, mesh)
+    path = cache_dir() / "layouts" / f"{key}.json"
+    (is_known,) = crew.told(crew.is_first and path.is_file())
+    if is_known:
+        return None
+    proof = prove(model, train, mesh)
+    if crew.is_first:
+        with suppress(OSError, OutputError):  # it is proven again then
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(path) as file:
+                json.dump({"layout": mesh.layout.words(), **asdict(proof)}, file)
+    return proof
+
+
+def proof_key(model: ModelConfig, train: TrainConfig, mesh: Mesh) -> str:
+    """Of everything that may change what ranks compute."""
+    shape = replace(cut_down(model, mesh.layout), max_context=1)
+    what = (
+        mesh.layout,
+        shape,
+        train.recomputation,
+        mesh.device.type,
+        torch.__version__,
+        __version__,
+    )
+    return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
+
+
+def cut_down(model: ModelConfig, layout: Layout) -> ModelConfig:
+    """Two layers, one of each kind there is, and at least as many as there are stages."""
+    layers = list(dict.fromkeys(model.layers))
+    wanted = max(2, layout.num_stages, len(layers))
+    for layer in model.layers:
+        if len(layers) < wanted:
+            layers.append(layer)
+    while len(layers) < wanted:
+        layers.append(model.layers[-1])
+    return replace(model, layers=tuple(layers))
+
+
+def proving_order(train: TrainConfig, layout: Layout) -> TrainConfig:
+    """Short sequences, in two passes of each rank, or as many as its pipeline wants."""
+    step = 2 * layout.context * layout.tensor
+    length = -(-SHORTEST // step) * step
+    passes = max(2, layout.num_stages)
+    count = passes * layout.size_of("data")
+    return TrainConfig(
+        precision="fp32",
+        recomputation=train.recomputation,
+        batch=replace(train.batch, sequences=count, micro=1),
+        data=replace(train.data, sequence_length=length),
+        optimizer=OptimizerOptions(eps=EPS),
+        layout=layout,
+    )
+
+
+def sequences(
+    order: TrainConfig, vocab_size: int, seed: int, device: torch.device
+) -> list[PackedBatch]:
+    """Each of two documents, of which a few tokens are not learned: other counts in each."""
+    length = order.data.sequence_length
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for number in range(order.batch.size):
+        first = length // 4 + 3 * number % (length // 2)
+        ids = torch.randint(0, vocab_size, (length,), generator=generator)
+        targets = ids.roll(-1)
+        targets[[first - 1, length - 1]] = IGNORED
+        targets[: number % 5] = IGNORED
+        positions = torch.cat([torch.arange(first), torch.arange(length - first)])
+        starts = torch.tensor([0, first, length], dtype=torch.int32)
+        made.append(PackedBatch(ids, targets, positions, starts).to(device))
+    return made
+
+
+def compared(
+    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], parts: Mapping[str, Part]
+) -> dict[str, float]:
+    """How far each gradient on this rank is from its part of the plain one, of that one's norm."""
+    differences = {}
+    for name, part in parts.items():
+        wanted = read_region(expected[name], part.region)
+        own = found[name][: len(wanted)]
+        scale = expected[name].norm().item() or 1.0
+        differences[name] = (own - wanted).norm().item() / scale
+    return differences
+
+
+def scalars_differ(
+    step: int, loss: float, plain_loss: float, norm: float, plain_norm: float
+) -> str | None:
+    for name, found, wanted in (("loss", loss, plain_loss), ("norm", norm, plain_norm)):
+        if not abs(found - wanted) <= BOUND * abs(wanted):
+            what = "the gradient norm" if name == "norm" else "the loss"
+            return f"{what} of step {step + 1} is {found:.6g} instead of {wanted:.6g}"
+    return None
+
+
+def explained(
+    name: str,
+    found: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    whole: Transformer,
+    batch: Sequence[PackedBatch],
+    mesh: Mesh,
+    parts: Mapping[str, Part],
+) -> str:
+    """Which axis is to blame: that whose sum explains the difference, if it is left out or taken
+    twice; else one along which the parameter is cut.
+    """
+    region = parts[name].region
+    wanted = read_region(expected[name], region)
+    own = found[name][: len(wanted)]
+    text = f"the gradient of {name} on rank {mesh.rank}"
+    for axis in several(mesh.layout):
+        size = mesh.layout.size_of(axis)
+        for factor, what in ((size, "summed twice or more"), (1 / size, "averaged, not summed")):
+            if is_close(own, wanted * factor):
+                return f"{text} is {factor:.4g} times what it must be: {what} over {axis}"
+    for axis in several(mesh.layout):
+        if axis in ("replicate", "shard"):
+            shares = mesh.layout.group(mesh.rank, axis)
+            kept = [
+                each
+                for rank in set(mesh.layout.group(mesh.rank, "data")) - set(shares) | {mesh.rank}
+                for each in (batch[i] for i in mesh.layout.sequences(rank, len(batch)))
+            ]
+            alone = naive_gradients(whole, kept)[name]
+            count = sum(each.num_targets for each in batch)
+            share = sum(each.num_targets for each in kept) / count
+            if is_close(own, read_region(alone, region) * share):
+                return f"{text} is that of its own sequences alone: the sum over {axis} is missing"
+    suspects = ", ".join(several(mesh.layout)) or "none"
+    off = (own - wanted).norm().item() / (wanted.norm().item() or 1.0)
+    return f"{text} is off by {off:.3g} of its norm; axes of this layout: {suspects}"
+
+
+def several(layout: Layout) -> Iterator[AxisName]:
+    axes: tuple[AxisName, ...] = (
+        "tensor", "expert", "context", "shard", "replicate", "pipeline"
+    )  # fmt: skip
+    return (axis for axis in axes if layout.size_of(axis) > 1)
+
+
+def is_close(one: Tensor, other: Tensor) -> bool:
+    return bool((one - other).norm() <= BOUND * other.norm())

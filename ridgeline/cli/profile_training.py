@@ -38,7 +38,8 @@ from ridgeline.records import Record, Value
 from ridgeline.training.choices import with_usual
 from ridgeline.training.config import DataOptions, TrainConfig, with_auto
 from ridgeline.training.memory.plan import plan_training
-from ridgeline.training.prepare import StartingModel, check_length, untokenized_source
+from ridgeline.training.prepare import check_length
+from ridgeline.training.starting_model import StartingModel, untokenized_source
 from ridgeline.training.stepping.precision import check_precision
 from ridgeline.version import __version__
 

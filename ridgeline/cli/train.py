@@ -27,7 +27,8 @@ from ridgeline.profiling.predicting.training_run import ceilings_of, predict_run
 from ridgeline.profiling.training_page import FILE_NAME as REPORT_NAME
 from ridgeline.profiling.training_page import write_training_page
 from ridgeline.progress import Progress
-from ridgeline.training.config import FILE_NAME, RunLength, TrainConfig, load_config
+from ridgeline.training.config import RunLength, TrainConfig
+from ridgeline.training.config_file import FILE_NAME, load_config
 from ridgeline.training.merge import merge_run
 from ridgeline.training.prepare import PlannedRun, plan_run, prepare_planned
 from ridgeline.training.ranks.joining import joined_run

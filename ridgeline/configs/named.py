@@ -13,7 +13,8 @@ from types import ModuleType
 
 from ridgeline.configs import training
 from ridgeline.errors import UsageError, near_matches
-from ridgeline.training.config import TrainConfig, load_config
+from ridgeline.training.config import TrainConfig
+from ridgeline.training.config_file import load_config
 
 OWN = "configs"
 

@@ -181,10 +181,10 @@ def sliced(ranges: Ranges, rows: range) -> Ranges:
     """What lies at these rows, where the ranges lie one behind the other; rows behind them all are
     nothing.
     """
-    found, start = [], 0
+    parts, start = [], 0
     for each in ranges:
         first, last = max(rows.start - start, 0), min(rows.stop - start, len(each))
         if first < last:
-            found.append(each[first:last])
+            parts.append(each[first:last])
         start += len(each)
-    return tuple(found)
+    return tuple(parts)

@@ -208,11 +208,11 @@ def named_groups(layout: Layout) -> dict[GroupName, list[tuple[int, ...]]]:
 
 def _outer(layout: Layout) -> list[tuple[int, ...]]:
     """Ranks that have the same shards of weights."""
-    found: dict[tuple[int, int, int], list[int]] = {}
+    same: dict[tuple[int, int, int], list[int]] = {}
     for rank in range(layout.size):
         place = layout.coordinates(rank)
-        found.setdefault((place.pipeline, place.shard, place.tensor), []).append(rank)
-    return [tuple(ranks) for ranks in found.values()]
+        same.setdefault((place.pipeline, place.shard, place.tensor), []).append(rank)
+    return [tuple(ranks) for ranks in same.values()]
 
 
 def _made(ranks: Sequence[int], size: int, backend: str | None) -> Any:

@@ -2,33 +2,24 @@
 
 Small parts that hold each other, each checked when it is made; nothing is changed in place. What is
 left open is filled in by `with_auto` once the device is known, and by choices.py. A run folder
-holds it as `train.json`; a named run (configs/) is a function that returns one; flags change single
-fields.
+holds it as `train.json` (config_file.py); a named run (configs/) is a function that returns one;
+flags change single fields.
 
     config = TrainConfig(model="demo", data=DataOptions("book.txt"), end=RunLength(steps=100))
-    save_config(config, Path("run")); load_config(Path("run")) == config
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from operator import attrgetter
-from pathlib import Path
 from typing import Any, Literal
 
 from ridgeline.errors import UsageError, answers_wrong_options
-from ridgeline.formats.fields import check_fields, config_from, dotted_fields, field_help, flag_of
-from ridgeline.formats.files import atomic_write
+from ridgeline.formats.fields import check_fields, field_help, flag_of
 from ridgeline.models.shapes import check_one
 from ridgeline.parallel.layout import Layout, divisor_below
 from ridgeline.training.methods.options import DistillOptions, LoraOptions, QatOptions
 from ridgeline.training.methods.under_layout import check_under_layout
-
-FILE_NAME = "train.json"
-VERSION = 1  # of the file's schema; raised when a field changes its meaning
 
 Precision = Literal[
     "auto", "fp32", "tf32", "bf16", "bf16-stochastic", "bf16-nearest", "fp16", "fp8", "fp8-row"
@@ -393,56 +384,6 @@ def with_auto(config: TrainConfig, device: str) -> TrainConfig:
     kind = "cpu" if device == "cpu" else "cuda"
     fast = product_dtype(torch.bfloat16, torch.device(kind)) == torch.bfloat16
     return replace(config, precision="bf16" if fast else "fp32")
-
-
-def differences(one: TrainConfig, other: TrainConfig) -> list[str]:
-    """Fields that differ, in words: `optimizer.lr 0.0001, was 0.001`. How long a run lasts may
-    change, how often it measures and saves, and which steps it leaves out.
-    """
-    free = ("end.", "evaluation.", "checkpoints.", "watch.", "tensorboard", "layout.")
-    if one.layout != other.layout:  # other ranks have other passes, of the same batch
-        free += ("batch.micro", "recomputation")
-    return [
-        f"{name} {attrgetter(name)(other)!r}, was {attrgetter(name)(one)!r}"
-        for name in dotted_fields(TrainConfig)
-        if not name.startswith(free) and attrgetter(name)(one) != attrgetter(name)(other)
-    ]
-
-
-def save_config(config: TrainConfig, folder: Path) -> Path:
-    """Write `train.json` into a folder, whole or not at all."""
-    path = folder / FILE_NAME
-    with atomic_write(path) as file:
-        json.dump({"version": VERSION} | asdict(config), file, indent=2)
-        file.write("\n")
-    return path
-
-
-def load_config(path: Path) -> TrainConfig:
-    """From a `train.json`, or from the folder it lies in."""
-    path = path / FILE_NAME if path.is_dir() else path
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise UsageError(f"{path} is not JSON: {error}") from error
-    return parse_config(values, str(path))
-
-
-def parse_config(values: Any, origin: str) -> TrainConfig:
-    """From the fields of its file. Fields left out keep their defaults."""
-    if not isinstance(values, Mapping):
-        raise UsageError(f"{origin} is {str(values)[:60]!r}; expected an object with fields")
-    version = values.get("version")
-    if version != VERSION:
-        raise UsageError(
-            f"{origin} is a training config of version {version!r}; this Ridgeline reads version "
-            f"{VERSION}"
-        )
-    own = {name: value for name, value in values.items() if name != "version"}
-    config: TrainConfig = config_from(TrainConfig, own, origin)
-    return config
 
 
 def _check_finite(config: Any) -> None:

@@ -26,12 +26,13 @@ from ridgeline.models.transformer import Linear
 from ridgeline.progress import Progress
 from ridgeline.quantization import load_model, save_model
 from ridgeline.quantization.files.plain import dtype_of, most_common_type
-from ridgeline.training.config import FILE_NAME, TrainConfig, load_config
+from ridgeline.training.config import TrainConfig
+from ridgeline.training.config_file import FILE_NAME, load_config
 from ridgeline.training.documents import PackedDocuments
 from ridgeline.training.methods.adapters import adapters_of, add_adapters
-from ridgeline.training.prepare import model_source
 from ridgeline.training.saving.adapter_files import CONFIG_NAME, read_adapter
 from ridgeline.training.saving.checkpoint import FOLDER, saved_checkpoints
+from ridgeline.training.starting_model import model_source
 
 PROBE_TOKENS = 256
 FP32_ERROR = 1e-5  # of sums in another order, as a share of the logits

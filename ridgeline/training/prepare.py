@@ -9,31 +9,16 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
-from ridgeline.data import Tokenizer
 from ridgeline.data.loading.sources import Quarantine
 from ridgeline.data.loading.split import SplitData, split_data
 from ridgeline.data.loading.tokenizing import read_tokens
-from ridgeline.engine.loading.saved import tokenizer_of
-from ridgeline.errors import CheckpointError, UnsupportedError, UsageError
-from ridgeline.formats.dtypes import dtype_name
+from ridgeline.errors import CheckpointError, UsageError
 from ridgeline.hardware import detect
 from ridgeline.hardware.detection import available_memory
 from ridgeline.kernels import host_library
-from ridgeline.models import Transformer, build_model
-from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.config import ModelConfig
-from ridgeline.models.families import Description, describe, describe_hf
-from ridgeline.models.shapes import SHAPES, describe_shape
 from ridgeline.parallel.mesh import Mesh, alone
 from ridgeline.progress import Progress
-from ridgeline.quantization import load_model
-from ridgeline.quantization.files.fuse import kept_schemes
-from ridgeline.quantization.linear import keep_copies
-from ridgeline.quantization.load import runnable
-from ridgeline.quantization.methods.sparsity import parse_sparsity
-from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.training.choices import (
     TrainingPace,
     choice_in_words,
@@ -43,23 +28,12 @@ from ridgeline.training.choices import (
     with_choices_of,
     with_usual,
 )
-from ridgeline.training.config import (
-    FILE_NAME,
-    TrainConfig,
-    check_complete,
-    differences,
-    load_config,
-    save_config,
-    with_auto,
-)
-from ridgeline.training.initial import fill_initial
-from ridgeline.training.memory.methods import TrainingMethod, adapter_size
+from ridgeline.training.config import TrainConfig, check_complete, with_auto
+from ridgeline.training.config_file import FILE_NAME, differences, load_config, save_config
+from ridgeline.training.memory.methods import TrainingMethod
 from ridgeline.training.memory.plan import TrainingMemory, itemise, plan_training
-from ridgeline.training.methods.adapters import add_adapters
-from ridgeline.training.methods.rounded import found_roundings
 from ridgeline.training.ranks.crew import Crew
-from ridgeline.training.ranks.rank_trainer import rank_trainer, whole_tensors
-from ridgeline.training.saving.adapter_files import AdapterExporter, read_adapter
+from ridgeline.training.saving.adapter_files import AdapterExporter
 from ridgeline.training.saving.checkpoint import (
     Exporter,
     LastWhole,
@@ -69,14 +43,14 @@ from ridgeline.training.saving.checkpoint import (
     remove_leftovers,
     restore,
 )
+from ridgeline.training.starting_model import StartingModel, model_source, teacher_source
 from ridgeline.training.stepping.captured import check_graphs
 from ridgeline.training.stepping.ops import check_compiles
-from ridgeline.training.stepping.precision import PRECISIONS, check_precision
+from ridgeline.training.stepping.precision import check_precision
 from ridgeline.training.stepping.step import Trainer
 from ridgeline.training.watching.tensorboard import check_tensorboard
 
 QUARANTINE_NAME = "quarantine.jsonl"
-VOCAB_MULTIPLE = 64  # a shape's vocabulary is the tokenizer's, rounded up: products run faster
 
 
 @dataclass(frozen=True)
@@ -95,109 +69,6 @@ class PreparedRun:
     crew: Crew
     notes: tuple[str, ...] = ()  # what was chosen
     warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class TeacherModel:
-    """The model whose probabilities are learned."""
-
-    path: Path
-    config: ModelConfig
-
-    def load(self, dtype: str, device: str, progress: Progress | None) -> Transformer:
-        """Frozen."""
-        model = load_model(
-            self.path, dtype=dtype, device=device, keep_codes=False, progress=progress
-        )
-        return model.requires_grad_(False)
-
-
-@dataclass(frozen=True)
-class StartingModel:
-    """Where weights come from: a checkpoint, or nowhere."""
-
-    description: Description
-    tokenizer: Tokenizer | None  # None: for a shape that is only measured
-    path: Path | None
-    teacher: TeacherModel | None = None
-
-    def method(self, config: TrainConfig, device: str) -> TrainingMethod:
-        """What the memory plan has to know of how the model is trained."""
-        teacher = None if self.teacher is None else self.teacher.config
-        if config.lora.rank is None:
-            return TrainingMethod(teacher=teacher)
-        assert self.path is not None, "check_complete"
-        stored = kept_schemes(open_checkpoint(self.path), self.description)
-        codes, _ = runnable(stored, PRECISIONS[config.precision].dtype, device)
-        return TrainingMethod(adapter_size(self.description, config.lora), codes, teacher)
-
-    def load(self, device: str, seed: int, progress: Progress | None) -> Transformer:
-        """In fp32, whatever is computed in later."""
-        if self.path is not None:
-            return load_model(self.path, dtype="fp32", device=device, progress=progress)
-        return fill_initial(build_model(self.description.config, torch.float32, device), seed)
-
-    def trainer(
-        self,
-        config: TrainConfig,
-        device: str,
-        checkpoint: Path | None,
-        progress: Progress | None,
-        mesh: Mesh | None = None,
-    ) -> Trainer:
-        """With the weights of a checkpoint of the run, where there is one."""
-        if config.lora.rank is not None:
-            return self._adapter_trainer(config, device, checkpoint, progress)
-        weights = self if checkpoint is None else replace(self, path=checkpoint)
-        if mesh is not None and not mesh.layout.is_single:
-            model = weights.load("cpu", config.seed, progress)
-            return rank_trainer(self.description.config, config, mesh, whole_tensors(model))
-        model = weights.load(device, config.seed, progress)
-        rounded = None
-        if config.qat.is_given:
-            scheme, sparsity = config.qat.scheme, config.qat.sparsity
-            rounded = found_roundings(
-                model,
-                None if scheme is None else parse_scheme(scheme),
-                None if sparsity is None else parse_sparsity(sparsity),
-            )
-        teacher = self._load_teacher(config, device, progress)
-        return Trainer(model, config, rounded=rounded, teacher=teacher)
-
-    def _adapter_trainer(
-        self,
-        config: TrainConfig,
-        device: str,
-        checkpoint: Path | None,
-        progress: Progress | None,
-    ) -> Trainer:
-        """The base as it is, in the dtype that is computed in, codes as codes."""
-        assert self.path is not None, "check_complete"
-        dtype = dtype_name(PRECISIONS[config.precision].dtype)
-        model = load_model(
-            self.path, dtype=dtype, device=device, keep_codes=True, progress=progress
-        )
-        if device == "cpu":  # decoding takes longer than a product there
-            keep_copies(model)
-        learned = add_adapters(model, self.description, config.lora, config.seed)
-        if checkpoint is not None:
-            read_adapter(model, checkpoint)
-        teacher = self._load_teacher(config, device, progress)
-        return Trainer(model, config, learned, teacher=teacher)
-
-    def _load_teacher(
-        self, config: TrainConfig, device: str, progress: Progress | None
-    ) -> Transformer | None:
-        if self.teacher is None:
-            return None
-        return self.teacher.load(dtype_name(PRECISIONS[config.precision].dtype), device, progress)
-
-    def exporter(self, config: TrainConfig) -> Exporter | AdapterExporter:
-        assert self.tokenizer is not None, "a run has one"
-        files = self.tokenizer.files()
-        if config.lora.rank is None:
-            return Exporter(self.description, files)
-        return AdapterExporter(config.lora, str(config.model), files)
 
 
 @dataclass(frozen=True)
@@ -238,22 +109,6 @@ class PlannedRun:
         opened = replace(self.config, batch=self.ordered.batch)
         config = fitted(opened, pace, left_s, micro)
         return config, (choice_in_words(config, pace, left_s),)
-
-
-def teacher_source(
-    config: TrainConfig, student: ModelConfig, progress: Progress | None
-) -> TeacherModel | None:
-    if config.distill.teacher is None:
-        return None
-    path = resolve_model(config.distill.teacher, progress=progress)
-    teacher = describe(open_checkpoint(path)).config
-    vocab_size = teacher.vocab_size
-    if vocab_size != student.vocab_size:
-        raise UsageError(
-            f"--distill {config.distill.teacher} has a vocabulary of {vocab_size:,} tokens, and "
-            f"the model has {student.vocab_size:,}; give a teacher with the model's tokenizer"
-        )
-    return TeacherModel(path, teacher)
 
 
 def plan_run(
@@ -342,7 +197,7 @@ def prepare_planned(
         pace = measured_pace(trainer, plan.data, plan.device, config.layout.size_of("data"))
     plan, notes = plan.completed(pace)
     crew = Crew(mesh, plan.config)
-    plan = replace(plan, config=crew.told_value(plan.config))  # clocks differ
+    plan = replace(plan, config=crew.value_of_first(plan.config))  # clocks differ
     state = SavedState(num_samples=plan.data.train.num_windows)
     if saved.checkpoint is not None:
         state = _restored(trainer, saved.checkpoint, state)
@@ -409,39 +264,6 @@ def check_run_folder(config: TrainConfig, run: Path, resume: bool) -> None:
         )
     if not resume:
         raise UsageError(f"--out {run} has a run already; add --resume, or give a new folder")
-
-
-def model_source(config: TrainConfig, progress: Progress | None = None) -> StartingModel:
-    if config.model is not None:
-        path = resolve_model(config.model, progress=progress)
-        description = describe(open_checkpoint(path))
-        return StartingModel(description, _tokenizer(path), path)
-    assert config.shape is not None, "check_complete"
-    describe_shape(config.shape)  # whose error names the shapes there are
-    if config.tokenizer is None:
-        raise UsageError(
-            "--shape has no tokenizer; add --tokenizer MODEL for the one of a model, e.g. demo"
-        )
-    tokenizer = _tokenizer(resolve_model(config.tokenizer, progress=progress))
-    vocab_size = -(-tokenizer.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-    values = SHAPES[config.shape] | {"vocab_size": vocab_size}
-    return StartingModel(describe_hf(values, origin=f"shape {config.shape}"), tokenizer, None)
-
-
-def untokenized_source(config: TrainConfig, progress: Progress | None = None) -> StartingModel:
-    """For steps over random tokens: no tokenizer is needed, and a shape keeps its vocabulary."""
-    if config.model is None:
-        assert config.shape is not None, "check_one"
-        return StartingModel(describe_shape(config.shape), None, None)
-    path = resolve_model(config.model, progress=progress)
-    return StartingModel(describe(open_checkpoint(path)), None, path)
-
-
-def _tokenizer(path: Path) -> Tokenizer:
-    tokenizer = tokenizer_of(path)
-    if tokenizer is None:
-        raise UnsupportedError(f"{path} has no tokenizer, which training on text needs")
-    return tokenizer
 
 
 def with_whole_paths(config: TrainConfig) -> TrainConfig:

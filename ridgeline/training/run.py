@@ -162,9 +162,9 @@ class TrainLoop:
             self._is_stopped, goes_on = stop.is_set(), False
         else:
             goes_on = True
-        told = self._crew.told(goes_on, self._is_stopped)
-        self._is_stopped = bool(told[1])
-        return bool(told[0])
+        goes, is_stopped = self._crew.of_first(goes_on, self._is_stopped)
+        self._is_stopped = bool(is_stopped)
+        return bool(goes)
 
     def run(self) -> TrainOutcome:
         config, prepared = self.config, self._prepared
@@ -187,7 +187,7 @@ class TrainLoop:
         ):
             for warning in prepared.warnings:
                 self._warn(warning)
-            rows = self._crew.told_value(read_metrics(self._out))
+            rows = self._crew.value_of_first(read_metrics(self._out))
             self._losses = {row["step"]: row["held_out_loss"] for row in rows if LOSS in row}
             before = self._losses.get(0) if self.counters.steps else self._measure(log)
             self._steps(loader, log, stop)
@@ -238,7 +238,7 @@ class TrainLoop:
             result = self.trainer.step(batches, lr, limits)
         except NumericsError as error:
             raise NumericsError(f"step {before.steps + 1}: {error}") from error
-        (seconds,) = self._crew.told(clock.total())
+        (seconds,) = self._crew.of_first(clock.total())
         self.counters = Counters(
             before.steps + 1, loader.state.consumed, before.tokens + result.num_tokens, seconds
         )
@@ -348,7 +348,7 @@ class TrainLoop:
         if step not in self._losses:
             start = time.perf_counter()
             loss = held_out_loss(self.trainer, self._held_out, self._num_held_out)
-            (self._measuring_s,) = self._crew.told(time.perf_counter() - start)
+            (self._measuring_s,) = self._crew.of_first(time.perf_counter() - start)
             if loss is None:
                 return None
             self._losses[step] = loss

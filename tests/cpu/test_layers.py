@@ -108,6 +108,7 @@ ROOMS = {
     "training": [
         "methods",
         "config",
+        "config_file",
         "schedule",
         "documents",
         "loss",
@@ -121,6 +122,7 @@ ROOMS = {
         "watching",
         "saving",
         "choices",
+        "starting_model",
         "prepare",
         "merge",
         "run",

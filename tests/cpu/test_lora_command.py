@@ -22,7 +22,7 @@ from ridgeline.models.checkpoint import open_checkpoint
 from ridgeline.quantization import load_model
 from ridgeline.quantization.files import is_quantized
 from ridgeline.training import merge as merging
-from ridgeline.training.config import load_config
+from ridgeline.training.config_file import load_config
 from ridgeline.training.watching.metrics import read_metrics
 
 Capture = pytest.CaptureFixture[str]

@@ -38,7 +38,8 @@ from ridgeline.quantization.linear import keep_copies, schemes_of
 from ridgeline.quantization.nearest import quantize_nearest
 from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.training import prepare
-from ridgeline.training.config import BatchOptions, TrainConfig, load_config
+from ridgeline.training.config import BatchOptions, TrainConfig
+from ridgeline.training.config_file import load_config
 from ridgeline.training.memory.methods import TrainingMethod, adapter_size
 from ridgeline.training.memory.plan import TrainingMemory, itemise, plan_training, step_size
 from ridgeline.training.memory.step import peak

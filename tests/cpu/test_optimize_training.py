@@ -28,7 +28,8 @@ from ridgeline.ladder.training.processes import ProcessBench
 from ridgeline.ladder.training.rungs import RUNGS, TrainOffer, TrainRung
 from ridgeline.ladder.training.subject import open_subject
 from ridgeline.ladder.training.writing import climb_of
-from ridgeline.training.config import BatchOptions, DataOptions, TrainConfig, load_config
+from ridgeline.training.config import BatchOptions, DataOptions, TrainConfig
+from ridgeline.training.config_file import load_config
 from ridgeline.training.watching.metrics import read_metrics
 
 

@@ -26,8 +26,8 @@ from ridgeline.training.config import (
     RunLength,
     ScheduleOptions,
     TrainConfig,
-    load_config,
 )
+from ridgeline.training.config_file import load_config
 from ridgeline.training.run import TrainLoop
 
 MINUTES = TrainConfig(model="demo", data=DataOptions("book.txt"), end=RunLength(minutes=3))

@@ -26,7 +26,7 @@ from ridgeline.data import Tokenizer
 from ridgeline.engine import Sampling, generate_tokens
 from ridgeline.errors import CheckpointError, UsageError
 from ridgeline.quantization import load_model
-from ridgeline.training.config import load_config
+from ridgeline.training.config_file import load_config
 from ridgeline.training.watching.metrics import read_metrics
 
 

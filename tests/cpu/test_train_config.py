@@ -19,12 +19,9 @@ from ridgeline.training.config import (
     RunLength,
     TrainConfig,
     check_complete,
-    differences,
-    load_config,
-    parse_config,
-    save_config,
     with_auto,
 )
+from ridgeline.training.config_file import differences, load_config, parse_config, save_config
 
 CONFIG = TrainConfig(
     model="demo",

@@ -23,7 +23,8 @@ from ridgeline.models.families import describe
 from ridgeline.models.shapes import describe_shape
 from ridgeline.models.training_cost import training_flops
 from ridgeline.training import prepare, run
-from ridgeline.training.config import BatchOptions, DataOptions, TrainConfig, load_config
+from ridgeline.training.config import BatchOptions, DataOptions, TrainConfig
+from ridgeline.training.config_file import load_config
 from ridgeline.training.memory.plan import itemise
 from ridgeline.training.watching.metrics import read_metrics
 from ridgeline.training.watching.utilization import Utilization

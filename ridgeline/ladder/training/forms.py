@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ridgeline.training.config import VERSION as CONFIG_VERSION
-from ridgeline.training.config import TrainConfig, parse_config
+from ridgeline.training.config import TrainConfig
+from ridgeline.training.config_file import VERSION as CONFIG_VERSION
+from ridgeline.training.config_file import parse_config
 
 # plain: training/naive.py; fused loss: the same without logits of all rows; train: the real step
 Loop = Literal["plain", "fused loss", "train"]

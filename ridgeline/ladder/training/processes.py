@@ -12,7 +12,8 @@ from typing import Any
 from ridgeline.ladder.measuring.process import Process, WorkerError
 from ridgeline.ladder.measuring.time_ledger import TimeLedger
 from ridgeline.ladder.training.forms import StepNumbers, TrainForm
-from ridgeline.training.config import VERSION, TrainConfig
+from ridgeline.training.config import TrainConfig
+from ridgeline.training.config_file import VERSION
 
 COMMAND = (sys.executable, "-m", "ridgeline.ladder.training.worker")
 LIMIT_S = 1800.0  # of one answer: a model is loaded in it, kernels are compiled

@@ -28,7 +28,8 @@ from ridgeline.ladder.training.rungs import with_micro
 from ridgeline.ladder.training.writing import climb_of, write_folder
 from ridgeline.profiling.predicting.accuracy import PredictionOutcome, remember
 from ridgeline.progress import Progress
-from ridgeline.training.config import TrainConfig, save_config
+from ridgeline.training.config import TrainConfig
+from ridgeline.training.config_file import save_config
 
 
 def climb_training(order: TrainClimbOrder, progress: Progress | None = None) -> Climb:

@@ -22,12 +22,8 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.models.shapes import check_one, describe_shape
 from ridgeline.progress import Progress
 from ridgeline.training.config import TrainConfig
-from ridgeline.training.prepare import (
-    StartingModel,
-    check_length,
-    model_source,
-    teacher_source,
-)
+from ridgeline.training.prepare import check_length
+from ridgeline.training.starting_model import StartingModel, model_source, teacher_source
 
 BUILT_IN = "Python's help, which is built in"
 BYTES = 256  # tokens of a text that no tokenizer has cut

@@ -15,7 +15,7 @@ from ridgeline.ladder.measuring.worker import run_worker
 from ridgeline.ladder.training.bench import LocalBench
 from ridgeline.ladder.training.forms import TrainForm
 from ridgeline.ladder.training.subject import open_subject
-from ridgeline.training.config import parse_config
+from ridgeline.training.config_file import parse_config
 
 
 class TrainingWorker:

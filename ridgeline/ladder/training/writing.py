@@ -24,7 +24,8 @@ from ridgeline.ladder.training.forms import TrainForm
 from ridgeline.ladder.training.order import TrainClimbJob
 from ridgeline.profiling.roofline import roof_of
 from ridgeline.records import Record, Value
-from ridgeline.training.config import FILE_NAME, TrainConfig
+from ridgeline.training.config import TrainConfig
+from ridgeline.training.config_file import FILE_NAME
 from ridgeline.training.memory.plan import itemise
 from ridgeline.training.watching.utilization import Utilization
 

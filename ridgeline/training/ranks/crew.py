@@ -2,7 +2,7 @@
 
     crew = Crew(mesh, config)
     crew.is_first                       # writes files and shows the run
-    seconds, = crew.told(seconds)       # the first rank's, on all
+    seconds, = crew.of_first(seconds)       # the first rank's, on all
     loader = Loader(..., part=crew.part, cut=crew.cut)
 
 Alone, every question has the asker's own answer.
@@ -43,7 +43,7 @@ class Crew:
         """Of a whole batch, one sequence each, those that this rank runs."""
         return [sequences[i] for i in self.part.own]
 
-    def told(self, *numbers: float) -> tuple[float, ...]:
+    def of_first(self, *numbers: float) -> tuple[float, ...]:
         """The first rank's numbers, on all."""
         control = self.mesh.control
         if control is None:
@@ -51,7 +51,7 @@ class Crew:
         held = torch.tensor(numbers, dtype=torch.float64)
         return tuple(control.broadcast(held).tolist())
 
-    def told_value(self, value: Any) -> Any:
+    def value_of_first(self, value: Any) -> Any:
         """The first rank's value, on all: small things, when a run begins."""
         control = self.mesh.control
         if control is None:
@@ -68,9 +68,9 @@ class Crew:
         control = self.mesh.control
         if control is None:
             return [value]
-        found = [None] * self.layout.size
-        dist.all_gather_object(found, value, group=control.group)
-        return found
+        values = [None] * self.layout.size
+        dist.all_gather_object(values, value, group=control.group)
+        return values
 
     def held_out_share(self, batches: Sequence[Item]) -> tuple[list[Item], int]:
         """This rank's share of what is measured, and how many of it count: all ranks have as many,

@@ -30,12 +30,12 @@ def gathered_tensors(
         name: (parts[name].region, tensor[: parts[name].region.shape[0]].cpu())
         for name, tensor in tensors.items()
     }
-    found: list[Any] = [own]
+    parts_of_all: list[Any] = [own]
     if mesh.control is not None:
-        found = [None] * mesh.layout.size
-        dist.all_gather_object(found, own, group=mesh.control.group)
+        parts_of_all = [None] * mesh.layout.size
+        dist.all_gather_object(parts_of_all, own, group=mesh.control.group)
     whole: dict[str, Tensor] = {}
-    for held in found:
+    for held in parts_of_all:
         for name, (region, tensor) in held.items():
             if name not in whole:
                 whole[name] = torch.full(shapes[name], torch.nan, dtype=tensor.dtype)

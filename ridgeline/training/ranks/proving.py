@@ -65,16 +65,18 @@ def prove(model: ModelConfig, train: TrainConfig, mesh: Mesh) -> Proof:
     worst, problem = 0.0, None
     for step in range(STEPS):
         batch = sequences(order, small.vocab_size, step, mesh.device)
-        own = crew.own_passes(batch)
+        passes = crew.own_passes(batch)
         expected = naive_gradients(whole, batch)
-        _, _, found = trainer.gradients(own)
-        differences = compared(found, expected, trainer.local.parts)
+        _, _, gradients = trainer.gradients(passes)
+        differences = compared(gradients, expected, trainer.local.parts)
         worst = max([worst, *differences.values()])
         wrong = [name for name, each in differences.items() if not each <= BOUND]
         if wrong:
-            problem = explained(wrong[0], found, expected, whole, batch, mesh, trainer.local.parts)
+            problem = explained(
+                wrong[0], gradients, expected, whole, batch, mesh, trainer.local.parts
+            )
             problem += f" ({len(wrong)} of {len(differences)} gradients differ)"
-        result = trainer.step(own, lr=1e-3)
+        result = trainer.step(passes, lr=1e-3)
         plain = naive_step(whole, optimizer, batch, lr=1e-3, max_norm=order.optimizer.max_norm)
         norm = torch.stack([each.norm() for each in expected.values()]).norm().item()
         problem = problem or scalars_differ(step, result.loss, plain, result.gradient_norm, norm)
@@ -83,7 +85,7 @@ def prove(model: ModelConfig, train: TrainConfig, mesh: Mesh) -> Proof:
                 f"the layout {mesh.layout.words()} does not compute what one device does: {stop}; "
                 "nothing was trained"
             )
-    (seconds,) = crew.told(time.perf_counter() - start)
+    (seconds,) = crew.of_first(time.perf_counter() - start)
     return Proof(small.num_layers, len(trainer.local.parts), worst, seconds)
 
 
@@ -92,7 +94,7 @@ def prove_once(model: ModelConfig, train: TrainConfig, mesh: Mesh) -> Proof | No
     crew = Crew(mesh, train)
     key = proof_key(model, train, mesh)
     path = cache_dir() / "layouts" / f"{key}.json"
-    (is_known,) = crew.told(crew.is_first and path.is_file())
+    (is_known,) = crew.of_first(crew.is_first and path.is_file())
     if is_known:
         return None
     proof = prove(model, train, mesh)
@@ -166,13 +168,13 @@ def sequences(
 
 
 def compared(
-    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], parts: Mapping[str, Part]
+    gradients: Mapping[str, Tensor], expected: Mapping[str, Tensor], parts: Mapping[str, Part]
 ) -> dict[str, float]:
     """How far each gradient on this rank is from its part of the plain one, of that one's norm."""
     differences = {}
     for name, part in parts.items():
         wanted = read_region(expected[name], part.region)
-        own = found[name][: len(wanted)]
+        own = gradients[name][: len(wanted)]
         scale = expected[name].norm().item() or 1.0
         differences[name] = (own - wanted).norm().item() / scale
     return differences
@@ -181,16 +183,16 @@ def compared(
 def scalars_differ(
     step: int, loss: float, plain_loss: float, norm: float, plain_norm: float
 ) -> str | None:
-    for name, found, wanted in (("loss", loss, plain_loss), ("norm", norm, plain_norm)):
-        if not abs(found - wanted) <= BOUND * abs(wanted):
+    for name, value, wanted in (("loss", loss, plain_loss), ("norm", norm, plain_norm)):
+        if not abs(value - wanted) <= BOUND * abs(wanted):
             what = "the gradient norm" if name == "norm" else "the loss"
-            return f"{what} of step {step + 1} is {found:.6g} instead of {wanted:.6g}"
+            return f"{what} of step {step + 1} is {value:.6g} instead of {wanted:.6g}"
     return None
 
 
 def explained(
     name: str,
-    found: Mapping[str, Tensor],
+    gradients: Mapping[str, Tensor],
     expected: Mapping[str, Tensor],
     whole: Transformer,
     batch: Sequence[PackedBatch],
@@ -202,7 +204,7 @@ def explained(
     """
     region = parts[name].region
     wanted = read_region(expected[name], region)
-    own = found[name][: len(wanted)]
+    own = gradients[name][: len(wanted)]
     text = f"the gradient of {name} on rank {mesh.rank}"
     for axis in several(mesh.layout):
         size = mesh.layout.size_of(axis)

@@ -27,7 +27,7 @@ def differences(one: TrainConfig, other: TrainConfig) -> list[str]:
     """Fields that differ, in words: `optimizer.lr 0.0001, was 0.001`. How long a run lasts may
     change, how often it measures and saves, and which steps it leaves out.
     """
-    free = FREE
+    free: tuple[str, ...] = FREE
     if one.layout != other.layout:  # other ranks have other passes, of the same batch
         free = (*FREE, "batch.micro", "recomputation")
     return [

@@ -222,7 +222,9 @@ class TrainLoop:
                     self._finish(loader, log, clock)
                 if is_measured:
                     self._measure(log)
-                if is_saved:
+                if is_saved and not self._is_over(
+                    clock
+                ):  # measuring may have used up what was left
                     self._save_between(log)
                 clock.skip_to_now()
         self._finish(loader, log, clock)

@@ -18,9 +18,9 @@ from tiny_tokenizers import byte_level_metadata
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Grammar
-from ridgeline.engine.grammars.compile_process import NUM_IDLE
+from ridgeline.engine.grammars.compile_process import NUM_IDLE, Compiled
 from ridgeline.engine.grammars.compile_queue import TURNS_S, CompileLimits, CompileQueue, Turns
-from ridgeline.engine.grammars.compilers import Compilers, GrammarVocabulary
+from ridgeline.engine.grammars.compilers import Compilers, GrammarVocabulary, _failed
 from ridgeline.errors import GrammarError, RequestError
 
 TINY = Grammar.choice(["yes", "no"])
@@ -208,6 +208,8 @@ def test_the_compiling_process_may_die(compilers: Compilers, vocabulary: Grammar
     os.kill(pid, signal.SIGSEGV)
     with pytest.raises(GrammarError, match=r"the compiler failed on it \(SIGSEGV\)"):
         task.result(60)
+    told = _failed(TINY, Compiled(1, died="SIGABRT"))
+    assert "failed on it (SIGABRT, as where memory is short)" in str(told)
     task = compilers.submit(vocabulary, slow_grammar(21), 1)
     for num_starts in (1, 2):
         until(lambda: task.num_starts == num_starts and busy_child(compilers) is not None, 60)  # noqa: B023
@@ -264,3 +266,15 @@ def test_an_own_process_loads_xgrammar_without_transformers() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.stdout.strip(), done.returncode) == ("1 False", 0), done.stderr
+
+
+def test_a_segmentation_fault_ends_a_process_that_has_loaded_xgrammar() -> None:
+    """By the handler that was there before: xgrammar's own may wait in malloc for ever."""
+    program = (
+        "import faulthandler, os, signal; from ridgeline.engine.grammars import library; "
+        "faulthandler.enable(); library.in_own_process(); library.library(); "
+        "os.kill(os.getpid(), signal.SIGSEGV)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGSEGV
+    assert done.stderr.startswith("Fatal Python error: Segmentation fault"), done.stderr

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -105,6 +106,27 @@ def test_what_was_left_of_a_run_that_ended_is_not_trained_later(
     with monkeypatch.context() as patched:
         patched.setattr(TrainLoop, "_is_over", lambda self, clock: self.counters.steps >= 1)
         result = trained(capsys, *flags(model, text, out, "--minutes", "0.2"))
+    assert result["steps"] == 1
+    again = trained(capsys, "train", "--out", str(out), "--resume", "--device", "cpu")
+    assert again["steps"] == 1
+
+
+def test_a_measurement_that_ends_a_run_spends_its_minutes(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a checkpoint is due too: no step comes after it, and none when it is resumed."""
+    model, text, out = make_folder(tmp_path / "model"), make_text(tmp_path), tmp_path / "run"
+    every = ["--eval-every", "1", "--save-every", "1"]
+    measure = TrainLoop._measure
+
+    def long(self: TrainLoop, log: Any) -> float | None:
+        loss = measure(self, log)
+        self._measuring_s = 60.0 if self.counters.steps else 0.0
+        return loss
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainLoop, "_measure", long)
+        result = trained(capsys, *flags(model, text, out, "--minutes", "0.2", *every))
     assert result["steps"] == 1
     again = trained(capsys, "train", "--out", str(out), "--resume", "--device", "cpu")
     assert again["steps"] == 1

@@ -141,7 +141,7 @@ class ResultsAlone(PlainOps):
     def rotate(
         self, x_TNH: Tensor, angles: Any, inverse: bool = False, out: Tensor | None = None
     ) -> Tensor:
-        return torch.zeros_like(x_TNH) if out is None else out
+        return torch.zeros_like(x_TNH) if out is None else out.zero_()
 
 
 class AttentionAlone(torch.autograd.Function):

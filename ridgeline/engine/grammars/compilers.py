@@ -34,7 +34,6 @@ from typing import Any
 import numpy as np
 
 from ridgeline.engine.grammars.compile_process import (
-    NO_MEMORY,
     BeginCompile,
     Compiled,
     CompileOrder,
@@ -380,12 +379,11 @@ def _wrong(grammar: Grammar, reason: str) -> GrammarError:
 
 
 def _failed(grammar: Grammar, message: Compiled) -> GrammarError:
-    reason = message.reason
-    if message.died in ("SIGKILL", "SIGABRT"):  # what the system and C++ do when memory is short
-        reason = NO_MEMORY
-    elif message.died:
-        reason = f"the compiler failed on it ({message.died})"
-    return _wrong(grammar, reason)
+    if not message.died:
+        return _wrong(grammar, message.reason)
+    # What the system and C++ do then; a limit that was reached is told by its own reason.
+    perhaps = ", as where memory is short" if message.died in ("SIGKILL", "SIGABRT") else ""
+    return _wrong(grammar, f"the compiler failed on it ({message.died}{perhaps})")
 
 
 def crowded_message(most: int) -> str:

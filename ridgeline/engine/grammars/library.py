@@ -8,10 +8,14 @@ own, in which nobody else wants either package, load it without.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
+import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -39,8 +43,25 @@ def library() -> Library:
     """Loaded by whoever needs it first."""
     with _lock:
         if not _loaded:
-            _loaded.append((_imported_lightly() if _own.is_set() else None) or _imported())
+            with _segfaults_as_before():
+                _loaded.append((_imported_lightly() if _own.is_set() else None) or _imported())
         return _loaded[0]
+
+
+@contextmanager
+def _segfaults_as_before() -> Iterator[None]:
+    """What xgrammar is built on handles segmentation faults by a function that allocates (tvm_ffi
+    0.1.15): of processes hit in malloc one in four waited for its own lock for ever, and others
+    aborted. A process that is hit has to end. Python's signal module knows no handler of C's.
+    """
+    sigaction = getattr(ctypes.CDLL(None), "sigaction", None) if sys.platform != "win32" else None
+    before = ctypes.create_string_buffer(256)  # the struct has 152 bytes at most
+    known = sigaction is not None and sigaction(signal.SIGSEGV, None, before) == 0
+    try:
+        yield
+    finally:
+        if sigaction is not None and known:
+            sigaction(signal.SIGSEGV, before, None)
 
 
 def _imported() -> Library:

@@ -39,7 +39,7 @@ from ridgeline.quantization.files.gptq_awq import (
 from ridgeline.quantization.files.matrix import StoredMatrix
 from ridgeline.quantization.files.stored import (
     FP8_NAME,
-    Layout,
+    MatrixLayout,
     StoredModule,
     Tensors,
     finite_scale,
@@ -101,7 +101,7 @@ def _numbers(bits: int, kind: str) -> dict[str, Any]:
 
 def compressed_layout(
     module: StoredModule, config: Mapping[str, Any], shape: tuple[int, int] | None
-) -> Layout | None:
+) -> MatrixLayout | None:
     """`shape` is the content of the layer's `weight_shape`, where it has one."""
     if module.dtype("weight_packed") == "int32":
         return packed_layout(module, config_group(config, module.name), shape)
@@ -133,7 +133,7 @@ def weights_of(group: Mapping[str, Any], module: StoredModule) -> Mapping[str, A
 
 def packed_layout(
     module: StoredModule, group: Mapping[str, Any], shape: tuple[int, int] | None
-) -> Layout:
+) -> MatrixLayout:
     weights = weights_of(group, module)
     bits = weights.get("num_bits")
     if bits not in list(ZERO):

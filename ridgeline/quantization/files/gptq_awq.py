@@ -26,7 +26,13 @@ from torch import Tensor
 from ridgeline.errors import CheckpointError, UnsupportedError
 from ridgeline.formats.words import unpack_words
 from ridgeline.quantization.files.matrix import StoredMatrix, expanded, int4_matrix, longest_group
-from ridgeline.quantization.files.stored import Layout, StoredModule, Tensors, field, finite_scale
+from ridgeline.quantization.files.stored import (
+    MatrixLayout,
+    StoredModule,
+    Tensors,
+    field,
+    finite_scale,
+)
 from ridgeline.quantization.scheme import GROUPS, Codes, Grid, parse_scheme
 
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where output 0, 1, 2 … of eight stands in its word
@@ -34,7 +40,7 @@ SORTED = "their columns are sorted into groups"
 SCALES = ("fp16", "bf16", "fp32")
 
 
-def gptq_layout(module: StoredModule, config: Mapping[str, Any]) -> Layout | None:
+def gptq_layout(module: StoredModule, config: Mapping[str, Any]) -> MatrixLayout | None:
     if "qweight" not in module:
         return None
     bits = field(config, "bits", 4, 2, 4, 8)
@@ -130,7 +136,7 @@ def grouped(
     return expanded(codes_OD, scale_OG, (1, length), zero_OG)
 
 
-def awq_layout(module: StoredModule, config: Mapping[str, Any]) -> Layout | None:
+def awq_layout(module: StoredModule, config: Mapping[str, Any]) -> MatrixLayout | None:
     if "qweight" not in module:
         return None
     field(config, "bits", 4, 4)

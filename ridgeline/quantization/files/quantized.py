@@ -15,7 +15,7 @@ from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.models.checkpoint.base import TensorInfo
 from ridgeline.progress import Progress
 from ridgeline.quantization.files.matrix import StoredMatrix, decoded_matrix
-from ridgeline.quantization.files.stored import Layout
+from ridgeline.quantization.files.stored import MatrixLayout
 
 # Tensors that are not weights: scales of inputs and outputs (not used, see scaled.py) and of the KV
 # cache (`kv_scales`), what a layout reads separately, and zero points of symmetric codes, which
@@ -39,7 +39,7 @@ KV = ("k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point")
 class QuantizedCheckpoint:
     """What `open_quantized` returns (read.py)."""
 
-    def __init__(self, checkpoint: Checkpoint, layouts: list[Layout]) -> None:
+    def __init__(self, checkpoint: Checkpoint, layouts: list[MatrixLayout]) -> None:
         self.checkpoint = by_layer(checkpoint)
         self.layouts = {layout.name: layout for layout in layouts}
         used = {name for layout in layouts for name in layout.tensors.values()}

@@ -26,7 +26,7 @@ from ridgeline.quantization.files.matrix import StoredMatrix, expanded
 from ridgeline.quantization.files.stored import (
     FP8_NAME,
     SCALE_TYPES,
-    Layout,
+    MatrixLayout,
     StoredModule,
     Tensors,
     finite_scale,
@@ -36,7 +36,7 @@ from ridgeline.quantization.scheme import BLOCK, Codes, Grid, parse_scheme
 NVFP4_GROUP, MXFP4_GROUP = 16, 32
 
 
-def fp8_layout(module: StoredModule, config: Mapping[str, Any]) -> Layout | None:
+def fp8_layout(module: StoredModule, config: Mapping[str, Any]) -> MatrixLayout | None:
     block = config.get("weight_block_size")
     if block not in (None, [BLOCK, BLOCK]):
         raise UnsupportedError(
@@ -52,13 +52,13 @@ def fp8_layout(module: StoredModule, config: Mapping[str, Any]) -> Layout | None
     return fp8_matrix(module, scale, inputs_scaled=True)
 
 
-def modelopt_layout(module: StoredModule, config: Mapping[str, Any]) -> Layout | None:
+def modelopt_layout(module: StoredModule, config: Mapping[str, Any]) -> MatrixLayout | None:
     if module.dtype("weight") == "uint8":
         return nvfp4_matrix(module, "weight", "weight_scale_2", divided=False)
     return fp8_layout(module, config)
 
 
-def fp8_matrix(module: StoredModule, scale_name: str, inputs_scaled: bool) -> Layout:
+def fp8_matrix(module: StoredModule, scale_name: str, inputs_scaled: bool) -> MatrixLayout:
     shape = module.matrix_shape("weight", FP8_NAME)
     spread = scale_spread(module, scale_name, shape)
     whole = spread != "block" or not (shape[0] % BLOCK or shape[1] % BLOCK)
@@ -77,7 +77,7 @@ def fp8_matrix(module: StoredModule, scale_name: str, inputs_scaled: bool) -> La
     return module.layout(shape, ["weight", scale_name], make, reason, scheme.name)
 
 
-def int8_matrix(module: StoredModule, inputs_scaled: bool, zeros: bool) -> Layout:
+def int8_matrix(module: StoredModule, inputs_scaled: bool, zeros: bool) -> MatrixLayout:
     """int8 codes with a scale a row (or a group), as compressed-tensors' int-quantized has them."""
     shape = module.matrix_shape("weight", "int8")
     scale_shape = module.needs("weight_scale", *SCALE_TYPES)
@@ -123,7 +123,7 @@ def scale_spread(
     return "block"
 
 
-def nvfp4_matrix(module: StoredModule, packed: str, over_all: str, divided: bool) -> Layout:
+def nvfp4_matrix(module: StoredModule, packed: str, over_all: str, divided: bool) -> MatrixLayout:
     """Values times their group's e4m3 scale, times one fp32 (or by it where it is `divided`)."""
     num_outputs, half = module.matrix_shape(packed, "uint8")
     _expect_groups(module, num_outputs, half * 2, NVFP4_GROUP, FP8_NAME)
@@ -139,7 +139,7 @@ def nvfp4_matrix(module: StoredModule, packed: str, over_all: str, divided: bool
     return module.layout((num_outputs, half * 2), names, make, "nvfp4 has no kernel here")
 
 
-def mxfp4_matrix(module: StoredModule, packed: str) -> Layout:
+def mxfp4_matrix(module: StoredModule, packed: str) -> MatrixLayout:
     num_outputs, half = module.matrix_shape(packed, "uint8")
     _expect_groups(module, num_outputs, half * 2, MXFP4_GROUP, "uint8", "fp8_e8m0")
 

@@ -2,7 +2,7 @@
 Each format has its own file; this one has what they share, above all the checks, which need only
 the headers and so run before any data is read.
 
-    layout = Layout("model.layers.0.mlp.down_proj.weight", (576, 1536), tensors, make)
+    layout = MatrixLayout("model.layers.0.mlp.down_proj.weight", (576, 1536), tensors, make)
     layout.make({"qweight": …, "scales": …})  # a StoredMatrix, or a tensor where no scheme matches
 """
 
@@ -28,7 +28,7 @@ SCALE_TYPES = ("fp32", "fp16", "bf16", "fp8_e8m0")
 
 
 @dataclass(frozen=True)
-class Layout:
+class MatrixLayout:
     """One matrix in a checkpoint."""
 
     name: str  # of the weight, as an unquantized checkpoint would have it
@@ -94,10 +94,10 @@ class StoredModule:
         make: Callable[[Tensors], StoredMatrix | Tensor],
         expanded: str = "",
         scheme: str = "",
-    ) -> Layout:
+    ) -> MatrixLayout:
         tensors = {last: self.infos[last].name for last in names if last in self.infos}
         kept = "" if expanded else scheme
-        return Layout(f"{self.name}.weight", shape, tensors, make, expanded, kept)
+        return MatrixLayout(f"{self.name}.weight", shape, tensors, make, expanded, kept)
 
 
 def finite_scale(scale: Tensor, name: str) -> Tensor:

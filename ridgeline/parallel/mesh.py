@@ -104,6 +104,7 @@ class Mesh:
     device: torch.device
     axes: dict[GroupName, Axis] = field(default_factory=dict)
     control: Axis | None = None  # all ranks, between their hosts
+    weights: Any = None  # as torch's DeviceMesh, once `fully_shard` has asked for it
 
     def __post_init__(self) -> None:
         self.place = self.layout.coordinates(self.rank)

@@ -35,7 +35,14 @@ def needs_sharding(mesh: Mesh) -> bool:
 
 
 def weights_mesh(mesh: Mesh) -> DeviceMesh:
-    """Of ranks with copies of the weights, times those that share them."""
+    """Of ranks with copies of the weights, times those that share them. It is made once."""
+    if mesh.weights is None:
+        mesh.weights = _weights_mesh(mesh)
+    devices: DeviceMesh = mesh.weights
+    return devices
+
+
+def _weights_mesh(mesh: Mesh) -> DeviceMesh:
     outer, shard = mesh.axis("outer"), mesh.axis("shard")
     kind = mesh.device.type
     if outer.size == 1:

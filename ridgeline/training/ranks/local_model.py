@@ -56,18 +56,18 @@ def local_model(config: ModelConfig, mesh: Mesh, dtype: torch.dtype) -> LocalMod
     """Allocated and not yet written."""
     holdings = Holdings(config, mesh.layout)
     with torch.device("meta"):
-        model = Transformer(local_config(config, mesh)).to(dtype)
+        model = Transformer(local_config(config, mesh))
     if needs_sharding(mesh):
         devices = weights_mesh(mesh)
         for block in model.layers:
-            _allocate(block, mesh.device)
+            _allocate(block, dtype, mesh.device)
             shard_block(block, devices)
-        _allocate_root(model, mesh.device)
+        _allocate_root(model, dtype, mesh.device)
         shard_root(model, devices, loss_of)
     else:
         for block in model.layers:
-            _allocate(block, mesh.device)
-        _allocate_root(model, mesh.device)
+            _allocate(block, dtype, mesh.device)
+        _allocate_root(model, dtype, mesh.device)
     model.config = replace(model.config, vocab_size=config.vocab_size)
     shapes = whole_shapes(config)
     parameters = dict(model.named_parameters())
@@ -80,15 +80,18 @@ def local_model(config: ModelConfig, mesh: Mesh, dtype: torch.dtype) -> LocalMod
     return LocalModel(model, parameters, parts, {name: shapes[name] for name in parts})
 
 
-def _allocate(module: nn.Module, device: torch.device) -> None:
-    module._apply(lambda each: torch.empty(each.shape, dtype=each.dtype, device=device))
+def _allocate(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    for each in module.modules():
+        for name, parameter in list(each.named_parameters(recurse=False)):
+            memory = torch.empty(parameter.shape, dtype=dtype, device=device)
+            each.register_parameter(name, nn.Parameter(memory))
 
 
-def _allocate_root(model: Transformer, device: torch.device) -> None:
+def _allocate_root(model: Transformer, dtype: torch.dtype, device: torch.device) -> None:
     """What lies outside of the blocks; a tied head stays the embedding."""
     root: Any = model
     for module in (root.embed, root.norm, root.head):
-        _allocate(module, device)
+        _allocate(module, dtype, device)
     if model.config.tied_embeddings:
         model.head.weight = model.embed.weight
 

@@ -293,6 +293,16 @@ class Trainer:
                 "check that the data has text to learn (an assistant's, or a completion)"
             )
         seed = 1.0 if self.loss_scale is None else self.loss_scale.value / count
+        total, gradients = self._run_passes(batches, seed)
+        return total, count, gradients
+
+    def run_passes(self, batches: Sequence[PackedBatch]) -> dict[str, Tensor]:
+        """Gradients of the summed loss, and nothing that the host would wait for."""
+        return self._run_passes(batches, 1.0)[1]
+
+    def _run_passes(
+        self, batches: Sequence[PackedBatch], seed: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         self._sums.begin(len(batches))
         total = torch.zeros((), device=batches[0].ids.device)
         gradients: dict[str, Tensor] = {}
@@ -307,7 +317,7 @@ class Trainer:
         if self.rounded is not None:
             self.rounded.finish(gradients)
         self.sharing.finish(gradients)
-        return total, count, gradients
+        return total, gradients
 
     def _pass(self, batch: PackedBatch, seed: float) -> Tensor:
         """Forward and backward; the summed loss."""

@@ -1,0 +1,79 @@
+"""One rank's step under a layout of any size, in this process and without its machines: torch's
+"fake" groups answer at once, and its fake tensors have shapes and no memory. What comes out is
+every collective with its size and group, and what the rank's weights and state take.
+
+    step = step_at_scale(model_config, train_config)        # of rank 0, in seconds
+    step.collectives, step.weight_bytes
+
+No other process group may be there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import distributed
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from ridgeline.data.loading.packing import PackedBatch
+from ridgeline.models import ModelConfig
+from ridgeline.parallel.mesh import join_mesh, leave_mesh
+from ridgeline.parallel.recording import Collective, CollectiveRecorder
+from ridgeline.training.config import TrainConfig
+from ridgeline.training.ranks.fully_sharded import needs_sharding, weights_mesh
+from ridgeline.training.ranks.rank_trainer import rank_trainer
+from ridgeline.training.stepping.ops import PLAIN
+
+
+@dataclass(frozen=True)
+class StepAtScale:
+    collectives: tuple[Collective, ...]
+    num_parameters: int  # of this rank
+    weight_bytes: int
+    state_bytes: int  # what the optimizer keeps beside them
+
+
+def step_at_scale(model: ModelConfig, train: TrainConfig, rank: int = 0) -> StepAtScale:
+    """The passes of a step and the sums of its gradients. Nothing is open in the config."""
+    layout = train.layout
+    assert not distributed.is_initialized(), "a group of another run"
+    cpu = torch.device("cpu")
+    mesh = join_mesh(layout, FakeStore(), rank, layout.size, cpu, backend="fake")
+    try:
+        if needs_sharding(mesh):
+            weights_mesh(mesh)  # of real tensors
+        batches = [empty_batch(train) for _ in range(train.own_sequences // micro_of(train))]
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            trainer = rank_trainer(model, train, mesh, (), PLAIN)
+            with CollectiveRecorder(mesh) as recorder:
+                gradients = trainer.run_passes(batches)
+                trainer.sharing.totals(torch.zeros(()), gradients)
+            own = trainer.weights.local.values()
+            return StepAtScale(
+                tuple(recorder.totals()),
+                sum(each.numel() for each in own),
+                sum(each.nbytes for each in own),
+                sum(each.nbytes for _, each in trainer.weights.tensors()),
+            )
+    finally:
+        leave_mesh()
+
+
+def micro_of(train: TrainConfig) -> int:
+    assert train.batch.micro is not None, "nothing is open"
+    return train.batch.micro
+
+
+def empty_batch(train: TrainConfig) -> PackedBatch:
+    """Of one pass: each sequence a document, all of it learned. What is counted of it is counted
+    here, where tensors have values.
+    """
+    length, count = train.data.sequence_length, micro_of(train)
+    ids = torch.zeros(length * count, dtype=torch.int64)
+    starts = torch.arange(0, length * count + 1, length, dtype=torch.int32)
+    batch = PackedBatch(ids, ids, torch.arange(length).repeat(count), starts)
+    for name in ("num_targets", "lengths", "longest", "learned"):
+        getattr(batch, name)
+    return batch

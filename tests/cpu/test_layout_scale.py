@@ -1,0 +1,106 @@
+"""Steps of layouts with hundreds of ranks, in one process: every collective, by its formula."""
+
+from __future__ import annotations
+
+import pytest
+from packed import TINY
+
+from ridgeline.models import ModelConfig
+from ridgeline.models.cost import layer_matrices, num_parameters
+from ridgeline.models.families import describe_hf
+from ridgeline.models.shapes import describe_shape
+from ridgeline.parallel.layout import Layout
+from ridgeline.parallel.recording import Collective
+from ridgeline.training.config import BatchOptions, DataOptions, TrainConfig
+from ridgeline.training.ranks.at_scale import StepAtScale, step_at_scale
+
+LENGTH = 64
+
+
+def step_of(model: ModelConfig, words: str, length: int = LENGTH, rank: int = 0) -> StepAtScale:
+    layout = Layout.parse(words)
+    train = TrainConfig(
+        precision="bf16",
+        recomputation="elementwise",
+        layout=layout,
+        batch=BatchOptions(sequences=layout.size_of("data"), micro=1),
+        data=DataOptions(path="-", sequence_length=length),
+    )
+    return step_at_scale(model, train, rank)
+
+
+def by_kind(step: StepAtScale) -> dict[tuple[str, str], Collective]:
+    return {(each.kind, each.over): each for each in step.collectives}
+
+
+def tiny(**changes: object) -> ModelConfig:
+    return describe_hf(TINY | {"vocab_size": 4096} | changes, origin="tiny").config
+
+
+def test_weights_are_gathered_twice_and_gradients_shared_out_once() -> None:
+    model = tiny()
+    step = step_of(model, "shard=512")
+    found = by_kind(step)
+    count = num_parameters(model)
+    layers = count - model.hidden_size * (model.vocab_size + 1)
+    gathered, reduced = found["all-gather", "shard"], found["reduce-scatter", "shard"]
+    assert {each.num_ranks for each in step.collectives} == {512}
+    assert gathered.count == 2 * model.num_layers + 1
+    assert reduced.count == model.num_layers + 1
+    # a row of 512 is filled up to all ranks
+    assert gathered.num_bytes >= 2 * (count + layers)
+    assert reduced.num_bytes >= 4 * count
+    assert set(found) == {
+        ("all-gather", "shard"), ("reduce-scatter", "shard"), ("all-reduce", "shard")
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("sequence", ["true", "false"])
+def test_matrices_cut_over_ranks_sum_the_stream(sequence: str) -> None:
+    model = tiny(num_attention_heads=4, num_key_value_heads=4)
+    found = by_kind(step_of(model, f"tensor=4,sequence={sequence}"))
+    stream = 2 * LENGTH * model.hidden_size
+    layers = 2 * model.num_layers  # attention and MLP
+    if sequence == "true":
+        # forward: into attention, the MLP and the head; backward: into what came out, and the
+        # embedding. Beside them each row's two numbers of the loss.
+        losses = 4 * 4 * 2 * LENGTH
+        assert found["all-gather", "tensor"].num_bytes == (2 * layers + 2) * stream + losses
+        assert found["reduce-scatter", "tensor"].num_bytes == (2 * layers + 2) * stream
+    else:
+        # sums: of what comes out, forward; of what went in, backward; embedding and head
+        assert found["all-reduce", "tensor"].num_bytes == pytest.approx(
+            (2 * layers + 2) * stream, rel=0.02
+        )
+
+
+def test_every_rank_of_a_layout_has_its_share() -> None:
+    model = tiny(num_attention_heads=4, num_key_value_heads=2, hidden_size=64)
+    shares = [step_of(model, "replicate=2,shard=2,tensor=2", rank=rank) for rank in range(8)]
+    norms = model.hidden_size * (2 * model.num_layers + 1)
+    assert sum(each.num_parameters for each in shares) == 2 * (num_parameters(model) + norms)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        ("llama-3.1-70b", "shard=64,tensor=8"),
+        ("llama-3.1-405b", "replicate=16,shard=128,tensor=8"),
+    ],
+)
+def test_large_models_on_thousands_of_ranks(shape: str, layout: str) -> None:
+    model = describe_shape(shape).config
+    step = step_of(model, layout, length=4096)
+    found = by_kind(step)
+    ranks = Layout.parse(layout)
+    whole = num_parameters(model)
+    assert step.num_parameters == pytest.approx(whole / (ranks.shard * ranks.tensor), rel=0.01)
+    assert step.state_bytes == pytest.approx(6 * step.num_parameters, rel=0.01)  # 16 bits, 2 means
+    layers = sum(layer_matrices(model, each) for each in model.layers)
+    assert found["all-gather", "shard"].num_bytes == pytest.approx(
+        2 * (whole + layers) / ranks.tensor, rel=0.01
+    )
+    assert found["reduce-scatter", "shard"].num_bytes == pytest.approx(
+        4 * whole / ranks.tensor, rel=0.01
+    )

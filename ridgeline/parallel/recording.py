@@ -48,6 +48,10 @@ class Collective:
     num_bytes: int  # of the whole message: what goes in, or comes out where that is more
 
     @property
+    def key(self) -> tuple[str, str, int]:
+        return self.kind, self.over, self.num_ranks
+
+    @property
     def sent_bytes(self) -> float:
         """By each rank, as rings do it."""
         share = (self.num_ranks - 1) / self.num_ranks

@@ -12,21 +12,24 @@ from ridgeline.models.shapes import describe_shape
 from ridgeline.parallel.layout import Layout
 from ridgeline.parallel.recording import Collective
 from ridgeline.training.config import BatchOptions, DataOptions, TrainConfig
-from ridgeline.training.ranks.at_scale import StepAtScale, step_at_scale
+from ridgeline.training.ranks import at_scale
+from ridgeline.training.ranks.at_scale import StepAtScale
 
 LENGTH = 64
 
 
 def step_of(model: ModelConfig, words: str, length: int = LENGTH, rank: int = 0) -> StepAtScale:
-    layout = Layout.parse(words)
-    train = TrainConfig(
+    return at_scale.step_at_scale(model, config_of(Layout.parse(words), length), rank)
+
+
+def config_of(layout: Layout, length: int) -> TrainConfig:
+    return TrainConfig(
         precision="bf16",
         recomputation="elementwise",
         layout=layout,
         batch=BatchOptions(sequences=layout.size_of("data"), micro=1),
         data=DataOptions(path="-", sequence_length=length),
     )
-    return step_at_scale(model, train, rank)
 
 
 def by_kind(step: StepAtScale) -> dict[tuple[str, str], Collective]:
@@ -81,12 +84,22 @@ def test_every_rank_of_a_layout_has_its_share() -> None:
     assert sum(each.num_parameters for each in shares) == 2 * (num_parameters(model) + norms)
 
 
+def test_layers_of_a_kind_are_counted_without_being_run() -> None:
+    """As if each had been."""
+    model = tiny(num_hidden_layers=5)
+    counted = step_of(model, "shard=4,tensor=2")
+    layout = Layout.parse("shard=4,tensor=2")
+    run = at_scale._recorded(model, config_of(layout, LENGTH), 0)
+    assert counted == run
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "layout"),
     [
         ("llama-3.1-70b", "shard=64,tensor=8"),
         ("llama-3.1-405b", "replicate=16,shard=128,tensor=8"),
+        ("qwen3-235b-a22b", "shard=512"),
     ],
 )
 def test_large_models_on_thousands_of_ranks(shape: str, layout: str) -> None:

@@ -10,7 +10,9 @@ No other process group may be there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import distributed
@@ -18,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ridgeline.data.loading.packing import PackedBatch
-from ridgeline.models import ModelConfig
+from ridgeline.models import LayerConfig, ModelConfig
 from ridgeline.parallel.mesh import join_mesh, leave_mesh
 from ridgeline.parallel.recording import Collective, CollectiveRecorder
 from ridgeline.training.config import TrainConfig
@@ -34,9 +36,53 @@ class StepAtScale:
     weight_bytes: int
     state_bytes: int  # what the optimizer keeps beside them
 
+    def less(self, other: StepAtScale) -> StepAtScale:
+        return self.more(other, -1)
+
+    def more(self, other: StepAtScale, times: int) -> StepAtScale:
+        numbers = {
+            name: getattr(self, name) + times * getattr(other, name)
+            for name in ("num_parameters", "weight_bytes", "state_bytes")
+        }
+        return StepAtScale(summed(self.collectives, other.collectives, times), **numbers)
+
+
+def summed(
+    some: Sequence[Collective], others: Sequence[Collective], times: int
+) -> tuple[Collective, ...]:
+    totals = {each.key: each for each in some}
+    for each in others:
+        before = totals.get(each.key) or replace(each, count=0, num_bytes=0)
+        totals[each.key] = replace(
+            before,
+            count=before.count + times * each.count,
+            num_bytes=before.num_bytes + times * each.num_bytes,
+        )
+    kept = [each for each in totals.values() if each.count or each.num_bytes]
+    return tuple(sorted(kept, key=lambda each: -each.sent_bytes))
+
 
 def step_at_scale(model: ModelConfig, train: TrainConfig, rank: int = 0) -> StepAtScale:
-    """The passes of a step and the sums of its gradients. Nothing is open in the config."""
+    """The passes of a step and the sums of its gradients. Nothing is open in the config.
+
+    Layers of a kind are alike: one and two of each are run, and what the second adds stands for the
+    others, exactly. Windows and ropes change no collective.
+    """
+    kinds = Counter(replace(layer, rope=None, window=None) for layer in model.layers)
+    first, *_ = kinds
+    total = _recorded(_with_layers(model, first), train, rank)
+    for kind, count in kinds.items():
+        alone = total if kind == first else _recorded(_with_layers(model, kind), train, rank)
+        added = _recorded(_with_layers(model, kind, kind), train, rank).less(alone)
+        total = total.more(added, count - (kind == first))
+    return total
+
+
+def _with_layers(model: ModelConfig, *layers: LayerConfig) -> ModelConfig:
+    return replace(model, layers=layers)
+
+
+def _recorded(model: ModelConfig, train: TrainConfig, rank: int) -> StepAtScale:
     layout = train.layout
     assert not distributed.is_initialized(), "a group of another run"
     cpu = torch.device("cpu")

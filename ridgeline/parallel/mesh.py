@@ -162,10 +162,8 @@ def join_mesh(
             backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=STEP_S)
         )
         mesh = Mesh(layout, rank, device)
-        for name, groups in named_groups(layout).items():
-            own = [ranks for ranks in groups if rank in ranks]
-            if own and len(own[0]) > 1:
-                mesh.axes[name] = Axis(name, own[0], rank, _made(own[0], size, None))
+        for name, ranks in own_groups(layout, rank).items():
+            mesh.axes[name] = Axis(name, ranks, rank, _made(ranks, size, None))
         if size > 1:
             control = "fake" if backend == "fake" else "gloo"
             mesh.control = Axis("all", range(size), rank, _made(range(size), size, control))
@@ -188,32 +186,24 @@ def check_size(layout: Layout, size: int) -> None:
         )
 
 
-def named_groups(layout: Layout) -> dict[GroupName, list[tuple[int, ...]]]:
-    """All groups of each name that has some with several ranks. The same order on every rank."""
+def own_groups(layout: Layout, rank: int) -> dict[GroupName, tuple[int, ...]]:
+    """The groups of a rank that have several. The same order on every rank."""
     names: tuple[AxisName | Joined, ...] = (
         "tensor", "context", "shard", "replicate", "pipeline", "data", "gradient", "all",
     )  # fmt: skip
-    groups: dict[GroupName, list[tuple[int, ...]]] = {
-        name: layout.groups(name) for name in names if layout.size_of(name) > 1
-    }
-    if layout.replicate * layout.context > 1:
-        groups["outer"] = _outer(layout)
+    groups: dict[GroupName, tuple[int, ...]] = {name: layout.group(rank, name) for name in names}
+    own = layout.coordinates(rank)
+    groups["outer"] = tuple(
+        layout.rank_of(own._replace(replicate=replicate, context=context))
+        for replicate in range(layout.replicate)
+        for context in range(layout.context)
+    )
     if layout.expert > 1:
-        ranks = range(layout.size)
-        groups["expert"] = list(dict.fromkeys(layout.group(rank, "expert") for rank in ranks))
-        groups["expert_copies"] = list(dict.fromkeys(layout.expert_copies(rank) for rank in ranks))
-    if layout.pipeline > 1:
-        groups["tied"] = [(ranks[0], ranks[-1]) for ranks in layout.groups("pipeline")]
-    return groups
-
-
-def _outer(layout: Layout) -> list[tuple[int, ...]]:
-    """Ranks that have the same shards of weights."""
-    same: dict[tuple[int, int, int], list[int]] = {}
-    for rank in range(layout.size):
-        place = layout.coordinates(rank)
-        same.setdefault((place.pipeline, place.shard, place.tensor), []).append(rank)
-    return [tuple(ranks) for ranks in same.values()]
+        groups["expert"] = layout.group(rank, "expert")
+        groups["expert_copies"] = layout.expert_copies(rank)
+    if rank in (groups["pipeline"][0], groups["pipeline"][-1]):
+        groups["tied"] = (groups["pipeline"][0], groups["pipeline"][-1])
+    return {name: ranks for name, ranks in groups.items() if len(set(ranks)) > 1}
 
 
 def _made(ranks: Sequence[int], size: int, backend: str | None) -> Any:

@@ -16,10 +16,10 @@ from ridgeline.errors import NumericsError
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.transformer import build_model, fill_random
 from ridgeline.parallel.mesh import Mesh
+from ridgeline.parallel.shards import whole_shapes
 from ridgeline.training.config import BatchOptions, TrainConfig
 from ridgeline.training.ranks import sums
 from ridgeline.training.ranks.gathering import gathered_tensors
-from ridgeline.training.ranks.local_model import whole_shapes
 from ridgeline.training.ranks.proving import Proof, prove
 from ridgeline.training.ranks.rank_trainer import rank_trainer, whole_tensors
 

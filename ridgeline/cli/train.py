@@ -31,6 +31,7 @@ from ridgeline.training.config import RunLength, TrainConfig
 from ridgeline.training.config_file import FILE_NAME, load_config
 from ridgeline.training.merge import merge_run
 from ridgeline.training.prepare import PlannedRun, plan_run, prepare_planned
+from ridgeline.training.ranks.at_scale import step_at_scale
 from ridgeline.training.ranks.joining import joined_run
 from ridgeline.training.ranks.proving import Proof, prove, prove_once
 from ridgeline.training.run import OnRow, TrainLoop
@@ -189,9 +190,15 @@ def preview(plan: PlannedRun, progress: Progress) -> dict[str, Any]:
     """What the run would take, of memory and of time; nothing is started. Ceilings that are not
     known yet are measured.
     """
-    hardware = measure(detect(plan.device), ceilings_of(plan), progress)
+    hardware = detect(plan.device)
+    collectives = None
+    if plan.config.layout.is_single:
+        hardware = measure(hardware, ceilings_of(plan), progress)
     plan, prediction = predict_run(plan, hardware)
     memory = plan.memory
+    if not plan.config.layout.is_single:
+        progress("collectives of a step", 0, 1)
+        collectives = collectives_of(plan)
     return {
         "dry_run": True,
         "device": hardware.name,
@@ -202,9 +209,17 @@ def preview(plan: PlannedRun, progress: Progress) -> dict[str, Any]:
             "free_bytes": memory.free_bytes,
             "moment": memory.moment,
         },
+        "layout": plan.config.layout.words(),
+        "collectives": collectives,
         "prediction": None if prediction is None else prediction.to_json(),
         "quarantine": plan.quarantine.summary() if plan.quarantine.count else None,
     }
+
+
+def collectives_of(plan: PlannedRun) -> list[dict[str, Any]]:
+    """Of the first rank, in a step."""
+    step = step_at_scale(plan.model, plan.config)
+    return [asdict(each) | {"sent_bytes": each.sent_bytes} for each in step.collectives]
 
 
 def merged(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:

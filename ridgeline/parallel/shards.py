@@ -12,7 +12,9 @@ is filled up with zeros.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -32,6 +34,14 @@ class Shard(NamedTuple):
 
     dim: int
     ranges: tuple[range, ...]
+
+
+@cache
+def whole_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
+    """Of every parameter of a model on one device."""
+    with torch.device("meta"):
+        model = Transformer(config)
+    return MappingProxyType({name: tuple(each.shape) for name, each in model.named_parameters()})
 
 
 def shard_of(name: str, config: ModelConfig, rank: int, size: int) -> Shard | None:

@@ -12,6 +12,7 @@ from ridgeline.models.shapes import describe_shape
 from ridgeline.parallel.layout import Layout
 from ridgeline.parallel.recording import Collective
 from ridgeline.training.config import BatchOptions, DataOptions, TrainConfig
+from ridgeline.training.memory.plan import itemise
 from ridgeline.training.ranks import at_scale
 from ridgeline.training.ranks.at_scale import StepAtScale
 
@@ -117,3 +118,16 @@ def test_large_models_on_thousands_of_ranks(shape: str, layout: str) -> None:
     assert found["reduce-scatter", "shard"].num_bytes == pytest.approx(
         4 * whole / ranks.tensor, rel=0.01
     )
+
+
+@pytest.mark.parametrize("words", ["shard=3,tensor=2", "replicate=2,shard=2", "tensor=4"])
+def test_the_memory_plan_counts_what_a_rank_keeps(words: str) -> None:
+    """Weights and state to the byte."""
+    model = tiny(num_attention_heads=4, num_key_value_heads=2)
+    config = config_of(Layout.parse(words), LENGTH)
+    step = at_scale.step_at_scale(model, config)
+    plan = itemise(model, config, "cpu", 1 << 40)
+    planned = {item.name: item.num_bytes for item in plan.items}
+    assert planned["weights"] == step.weight_bytes
+    assert planned["remainders"] + planned["moments"] == step.state_bytes
+    assert ("gathered weights" in planned) == (words != "tensor=4")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -17,7 +17,8 @@ def draw_plan(result: Mapping[str, Any], console: Console) -> None:
     console.print(
         f"{config['model'] or config['shape']} on {result['device']}: {config['precision']}, "
         f"{batch['sequences']} x {length} tokens a step, {batch['micro']} at once, recomputation "
-        f"{config['recomputation']}",
+        f"{config['recomputation']}"
+        + ("" if result["collectives"] is None else f", layout {result['layout']}"),
         soft_wrap=True,
     )
     console.print()
@@ -28,7 +29,10 @@ def draw_plan(result: Mapping[str, Any], console: Console) -> None:
     )
     console.print()
     prediction = result["prediction"]
-    if prediction is None:
+    if result["collectives"] is not None:
+        console.print(_collectives_table(result["collectives"]))
+        console.print("speed: not predicted under a layout of several devices")
+    elif prediction is None:
         console.print("speed: not predicted, as nothing is known of this device's rates")
     else:
         _draw_prediction(prediction, console)
@@ -45,6 +49,25 @@ def _memory_table(memory: Mapping[str, Any]) -> Table:
     for item in memory["items"]:
         table.add_row(item["name"], human_bytes(item["num_bytes"]), item["meaning"])
     table.add_row("in all", human_bytes(memory["used_bytes"]), style="bold")
+    return table
+
+
+def _collectives_table(collectives: Sequence[Mapping[str, Any]]) -> Table:
+    """What a rank tells the others in a step."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("in a step")
+    table.add_column("over")
+    for name in ("ranks", "times", "message bytes", "sent"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in collectives:
+        table.add_row(
+            each["kind"],
+            each["over"],
+            f"{each['num_ranks']:,}",
+            f"{each['count']:,}",
+            human_bytes(each["num_bytes"]),
+            human_bytes(round(each["sent_bytes"])),
+        )
     return table
 
 

@@ -79,6 +79,8 @@ def predict_run(plan: PlannedRun, hardware: Hardware) -> tuple[PlannedRun, RunPr
     """The run with nothing left open, where the predicted pace stands for the one that the run
     would measure; no prediction where nothing is known of the device.
     """
+    if not plan.config.layout.is_single:  # what ranks wait for each other is not predicted
+        return plan.completed(None)[0], None
     sample = RunSample(plan)
     step = sample.predicted_step(plan, hardware)
     if plan.needs_pace and step is not None:

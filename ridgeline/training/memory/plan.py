@@ -37,6 +37,7 @@ from ridgeline.training.memory.methods import (
     rounding_bytes,
     teacher_items,
 )
+from ridgeline.training.memory.ranks import RankShare, rank_shares
 from ridgeline.training.memory.step import StepMoment, StepSize, peak
 from ridgeline.training.stepping.precision import PRECISIONS, PrecisionPlan
 
@@ -148,17 +149,45 @@ def itemise(
     free_bytes: int,
     method: TrainingMethod = ALL_WEIGHTS,
 ) -> TrainingMemory:
-    """The plan, whether it fits or not. Nothing of the config is open."""
-    assert config.batch.micro is not None, "choices"
+    """The plan, whether it fits or not. Nothing of the config is open. Of several ranks that of the
+    one that holds most.
+    """
+    if config.layout.is_single:
+        return _itemised(model, config, device, free_bytes, method)
+    plans = [
+        _itemised(model, config, device, free_bytes, method, share)
+        for share in rank_shares(model, config)
+    ]
+    return max(plans, key=lambda plan: plan.used_bytes)
+
+
+def _itemised(
+    model: ModelConfig,
+    config: TrainConfig,
+    device: str,
+    free_bytes: int,
+    method: TrainingMethod,
+    share: RankShare | None = None,
+) -> TrainingMemory:
     kind = kind_of(device)
     precision = PRECISIONS[config.precision].with_moments(config.optimizer.moments)
     size = step_size(model, config, kind, method)
+    if share is not None:
+        size = replace(
+            size,
+            config=share.model,
+            num_tokens=size.num_tokens // config.layout.context,
+            num_held=share.num_held,
+            in_flight=share.passes_in_flight,
+        )
     moment = peak(size)
     items = [*_weight_items(size, precision, method)]
     items += _learned_items(size.num_learned, precision)
     if config.qat.is_given:
         items += rounded_items(model, precision.dtype, config.qat)
     items += teacher_items(method.teacher, precision.dtype)
+    if share is not None:
+        items += _gathered_items(share, precision)
     items += _step_items(size, moment)
     items.append(
         MemoryItem("workspace", WORKSPACE_BYTES[kind], "scratch of libraries and kernels, at most")
@@ -227,6 +256,14 @@ def _learned_items(count: int, precision: PrecisionPlan) -> Iterator[MemoryItem]
         yield MemoryItem("remainders", 2 * count, "the 16 bits that fp32 has and bf16 lacks")
     moments = int(MOMENT_BYTES[format.moments] * count)
     yield MemoryItem("moments", moments, f"AdamW's two means in {format.moments}")
+
+
+def _gathered_items(share: RankShare, precision: PrecisionPlan) -> Iterator[MemoryItem]:
+    """What `fully_shard` puts together for a pass."""
+    gathered = share.num_gathered * precision.dtype.itemsize
+    yield MemoryItem("gathered weights", gathered, "two layers, embedding and head, whole")
+    sums = share.num_under_way * (4 + precision.dtype.itemsize)
+    yield MemoryItem("sums", sums, "gradients of one of them on their way, in fp32")
 
 
 def _step_items(size: StepSize, moment: StepMoment) -> Iterator[MemoryItem]:

@@ -82,6 +82,8 @@ class StepSize:
     rounding: int = 0  # bytes of a weight on its way to its rounded form
     teacher: ModelConfig | None = None
     learns_text: bool = True  # beside a teacher's probabilities
+    num_held: int | None = None  # parameters of one of several ranks; None: all of the model's
+    in_flight: int = 1  # passes whose activations are held at once
 
     @property
     def element(self) -> int:
@@ -110,7 +112,7 @@ class StepSize:
     def num_learned(self) -> int:
         if self.adapters is not None:
             return self.adapters.num_parameters
-        return num_parameters(self.config)
+        return num_parameters(self.config) if self.num_held is None else self.num_held
 
     @property
     def sums(self) -> int:
@@ -136,6 +138,7 @@ def moments(size: StepSize) -> Iterator[StepMoment]:
     kept = activation_bytes(size.config, size.num_tokens, size.form)
     if size.form.keeps_attention:
         kept += size.config.num_layers * size.num_tokens * _host_attention(size)
+    kept *= size.in_flight
     if size.rounding:
         yield StepMoment("rounding", kept, size.sums, 0, size.rounding)
     if size.teacher is not None:
@@ -224,7 +227,11 @@ def _first_layer(size: StepSize) -> StepMoment:
     gradients = size.sums
     if size.num_passes == 1:
         untied = 0 if config.tied_embeddings else size.head  # the table's own comes last
-        others = num_parameters(config) - layer_matrices(config, layer) - untied
+        others = size.num_learned - untied
+        if size.num_held is None:
+            others -= layer_matrices(config, layer)
+        else:  # on one of several ranks parts of all are there
+            others = max(0, others)
         gradients = size.element * others + _largest_gradient(size, layer)
     return StepMoment("backward", size.num_tokens * own, gradients, 0, _backward(size, layer))
 

@@ -19,6 +19,7 @@ from ridgeline.models.families.names import Index
 from ridgeline.parallel.degrees import rank_config
 from ridgeline.parallel.holdings import Holdings, Part, Region
 from ridgeline.parallel.mesh import Mesh
+from ridgeline.parallel.shards import whole_shapes
 from ridgeline.training.ranks.fully_sharded import (
     needs_sharding,
     shard_block,
@@ -39,12 +40,6 @@ class LocalModel:
     def tensors(self) -> dict[str, Tensor]:
         """What lies on this rank of each: the memory itself."""
         return {name: local_tensor(each) for name, each in self.parameters.items()}
-
-
-def whole_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    with torch.device("meta"):
-        model = Transformer(config)
-    return {name: tuple(each.shape) for name, each in model.named_parameters()}
 
 
 def local_config(config: ModelConfig, mesh: Mesh) -> ModelConfig:

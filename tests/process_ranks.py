@@ -26,7 +26,13 @@ from ridgeline.parallel.mesh import join_mesh, leave_mesh
 LIMIT_S = 120.0
 processes: Any = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(
-    ["torch", "ridgeline.training.ranks.local_model", "ridgeline.training.naive", "process_ranks"]
+    [
+        "torch",
+        "ridgeline.training.naive",
+        "ridgeline.training.ranks.sources",
+        "ridgeline.training.saving.rank_saver",
+        "process_ranks",
+    ]
 )
 
 

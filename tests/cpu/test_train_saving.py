@@ -66,9 +66,9 @@ def test_values_are_those_of_the_moment_of_the_save(
     out, plain = tmp_path / "run", saving.write_checkpoint
     fourth = threading.Event()
 
-    def late(run: Path, content: Any) -> Path:
+    def late(*args: Any) -> Path:
         assert fourth.wait(60)
-        return plain(run, content)
+        return plain(*args)
 
     monkeypatch.setattr(saving, "write_checkpoint", late)
     step = saving.Trainer.step

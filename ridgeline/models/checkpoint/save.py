@@ -47,15 +47,22 @@ def save_safetensors(
     with folder_beside(folder) as beside:
         sizes = write_shards(beside, tensors, max_shard_bytes, dict(metadata or METADATA))
         name_shards(beside, sizes)
-        write_file(beside / CONFIG_NAME, as_json(config))
-        for name, content in (extra_files or {}).items():
-            assert Path(name).name == name, f"{name} is not a plain file name"
-            assert not (beside / name).exists(), f"{name} is written already"
-            if isinstance(content, Path):
-                shutil.copyfile(content, beside / name)
-                sync(beside / name)
-            else:
-                write_file(beside / name, content)
+        write_description(beside, config, extra_files or {})
+
+
+def write_description(
+    folder: Path, config: Mapping[str, Any], extra_files: Mapping[str, bytes | Path]
+) -> None:
+    """What lies beside the weights."""
+    write_file(folder / CONFIG_NAME, as_json(config))
+    for name, content in extra_files.items():
+        assert Path(name).name == name, f"{name} is not a plain file name"
+        assert not (folder / name).exists(), f"{name} is written already"
+        if isinstance(content, Path):
+            shutil.copyfile(content, folder / name)
+            sync(folder / name)
+        else:
+            write_file(folder / name, content)
 
 
 @contextmanager
@@ -64,18 +71,26 @@ def folder_beside(target: Path) -> Iterator[Path]:
     check_target(target)
     beside = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        beside.mkdir()
-        yield beside
-        sync(beside)
-        beside.rename(target)
+        with writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            beside.mkdir()
+            yield beside
+            sync(beside)
+            beside.rename(target)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+@contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """What the system refuses, as an OutputError."""
+    try:
+        yield
     except RidgelineError:  # some are OSErrors too; where the tensors come from may raise them
         raise
     except (SafetensorError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
         raise OutputError(f"cannot write {target}: {reason or error}") from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 def check_target(target: Path) -> None:
@@ -99,15 +114,18 @@ def write_shards(
         repeated = names & shard.keys()
         assert not repeated, f"tensors named twice: {sorted(repeated)}"
         names |= shard.keys()
-        file = folder / str(number)
-        file.touch()
-        mode = file.stat().st_mode  # as of other files: safetensors lets the owner alone read
-        save_file(shard, file, metadata=metadata)
-        file.chmod(mode)
-        sync(file)
+        write_shard(folder / str(number), shard, metadata)
         sizes.append({name: tensor.nbytes for name, tensor in shard.items()})
         shard.clear()  # the generator behind still holds the dictionary
     return sizes
+
+
+def write_shard(file: Path, shard: ShardTensors, metadata: dict[str, str]) -> None:
+    file.touch()
+    mode = file.stat().st_mode  # as of other files: safetensors lets the owner alone read
+    save_file(shard, file, metadata=metadata)
+    file.chmod(mode)
+    sync(file)
 
 
 def split(
@@ -143,12 +161,21 @@ def name_shards(folder: Path, sizes: list[dict[str, int]]) -> None:
         return
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(sizes):
-        file = f"model-{number + 1:05d}-of-{len(sizes):05d}.safetensors"
+        file = shard_name("model", number, len(sizes))
         (folder / str(number)).rename(folder / file)
         weight_map.update(dict.fromkeys(shard, file))
     total_bytes = sum(sum(shard.values()) for shard in sizes)
+    write_index(folder / INDEX_NAME, weight_map, total_bytes)
+
+
+def shard_name(stem: str, number: int, count: int) -> str:
+    """Of several files, the first of which has the number 0."""
+    return f"{stem}-{number + 1:05d}-of-{count:05d}.safetensors"
+
+
+def write_index(path: Path, weight_map: Mapping[str, str], total_bytes: int) -> None:
     index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
-    write_file(folder / INDEX_NAME, as_json(index))
+    write_file(path, as_json(index))
 
 
 def as_json(value: Mapping[str, Any]) -> bytes:

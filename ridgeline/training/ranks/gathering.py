@@ -6,12 +6,13 @@ whole = gathered_tensors(gradients, trainer.local.parts, shapes, mesh)      # on
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate, product
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
 
-from ridgeline.parallel.holdings import Part, Region
+from ridgeline.parallel.holdings import Part, Ranges, Region
 from ridgeline.parallel.mesh import Mesh
 
 dist: Any = distributed
@@ -45,8 +46,13 @@ def gathered_tensors(
 
 def place(whole: Tensor, region: Region, tensor: Tensor) -> None:
     """Write a part where it lies in the whole."""
-    indices = [
-        torch.cat([torch.arange(each.start, each.stop) for each in ranges] or [torch.arange(0)])
-        for ranges in region.dims
-    ]
-    whole[torch.meshgrid(*indices, indexing="ij")] = tensor
+    for corner in product(*(located(ranges) for ranges in region.dims)):
+        there = tuple(slice(each.start, each.stop) for each, _ in corner)
+        here = tuple(slice(start, start + len(each)) for each, start in corner)
+        whole[there] = tensor[here]
+
+
+def located(ranges: Ranges) -> list[tuple[range, int]]:
+    """Each with where it begins when they lie one behind the other."""
+    starts = accumulate(map(len, ranges), initial=0)
+    return list(zip(ranges, starts, strict=False))

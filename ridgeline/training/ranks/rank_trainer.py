@@ -30,6 +30,7 @@ class RankTrainer(Trainer):
 
     mesh: Mesh
     local: LocalModel
+    whole: ModelConfig  # of the model of which this is a part
 
 
 def rank_trainer(
@@ -57,7 +58,7 @@ def rank_trainer(
         sharing=RankSharing(mesh, local.parts),
         cut=matrix_cut(mesh),
     )
-    trainer.mesh, trainer.local = mesh, local
+    trainer.mesh, trainer.local, trainer.whole = mesh, local, config
     return trainer
 
 

@@ -7,6 +7,9 @@
     RUN/checkpoints/step-00000100/training/     what resuming takes besides: state.json,
                                                 optimizer.safetensors, files.json
 
+All files hold whole tensors: several ranks write several of them (rank_files.py), and any layout,
+one device among them, goes on from what any other has saved.
+
 A checkpoint is written beside its name and renamed when it is complete; files.json has the size of
 every file, so that one that was cut short later is recognised. The state has a folder of its own,
 because some engines load every safetensors file that lies beside the weights.
@@ -21,8 +24,8 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -32,19 +35,23 @@ from ridgeline.errors import CheckpointError, UsageError
 from ridgeline.formats.fields import config_from
 from ridgeline.models import Transformer
 from ridgeline.models.checkpoint import save_safetensors
-from ridgeline.models.checkpoint.safetensors import open_shard
 from ridgeline.models.checkpoint.save import (
     METADATA,
     as_json,
     folder_beside,
     own_memory,
     sync,
+    write_description,
     write_file,
 )
 from ridgeline.models.families import Description
 from ridgeline.models.weights import checkpoint_tensors
+from ridgeline.parallel.layout import Layout
 from ridgeline.quantization.export import hf_config
+from ridgeline.training.ranks.local_model import fill_from, whole_shapes
+from ridgeline.training.ranks.rank_trainer import RankTrainer
 from ridgeline.training.saving.adapter_files import AdapterExporter
+from ridgeline.training.saving.optimizer_files import OPTIMIZER_NAME, StoredOptimizer, stored_name
 from ridgeline.training.schedule import Counters
 from ridgeline.training.stepping.step import Trainer, TrainerProgress
 from ridgeline.training.watching.watch import WatchState
@@ -52,9 +59,9 @@ from ridgeline.training.watching.watch import WatchState
 FOLDER = "checkpoints"
 STATE_FOLDER = "training"
 STATE_NAME = "state.json"
-OPTIMIZER_NAME = "optimizer.safetensors"
 FILES_NAME = "files.json"
 STEP_NAME = re.compile(r"step-(\d{8,})")
+WriteModel = Callable[[Path, Sequence[tuple[str, Tensor]]], None]
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,13 @@ class SavedState:
     progress: TrainerProgress = field(default_factory=TrainerProgress)
     num_samples: int = 0  # of the data: its order depends on how many there are
     watch: WatchState = field(default_factory=WatchState)
+    layout: Layout = field(default_factory=Layout)  # it was saved under; it may change
+
+    def as_json(self) -> dict[str, Any]:
+        values = asdict(self)
+        if self.layout.is_single:
+            del values["layout"]  # older versions do not know it
+        return values
 
 
 @dataclass(frozen=True)
@@ -85,6 +99,10 @@ class Exporter:
         config = hf_config(model, self.description)
         save_safetensors(folder, weights, config, extra_files=self.extra_files)
 
+    def write_beside(self, folder: Path, model: Transformer) -> None:
+        """All but the weights."""
+        write_description(folder, hf_config(model, self.description), self.extra_files)
+
 
 @dataclass(frozen=True)
 class CheckpointContent:
@@ -92,7 +110,6 @@ class CheckpointContent:
 
     weights: Sequence[tuple[str, Tensor]]  # by the names that they are stored under
     optimizer: Sequence[tuple[str, Tensor]]
-    write_model: Callable[[Path, Sequence[tuple[str, Tensor]]], None]  # files of the weights
     state: SavedState
 
     def tensors(self) -> Iterator[Tensor]:
@@ -107,7 +124,6 @@ def checkpoint_content(
     return CheckpointContent(
         [(name, tensor.detach()) for name, tensor in exporter.weights(trainer.model)],
         list(trainer.weights.tensors()),
-        partial(exporter.write, model=trainer.model),
         state,
     )
 
@@ -116,23 +132,28 @@ def checkpoint_path(run: Path, steps: int) -> Path:
     return run.resolve() / FOLDER / f"step-{steps:08d}"
 
 
-def write_checkpoint(run: Path, content: CheckpointContent) -> Path:
+def write_checkpoint(run: Path, content: CheckpointContent, write_model: WriteModel) -> Path:
     """Write the checkpoint of this step; one that is there already is this one."""
     target = checkpoint_path(run, content.state.counters.steps)
     if target.exists():
         return target
     with folder_beside(target) as beside:
-        content.write_model(beside, content.weights)
+        write_model(beside, content.weights)
         folder = beside / STATE_FOLDER
         folder.mkdir()
-        write_file(folder / STATE_NAME, as_json(asdict(content.state)))
         storages: set[int] = set()
         tensors = {name: own_memory(tensor, storages) for name, tensor in content.optimizer}
         save_file(tensors, folder / OPTIMIZER_NAME, metadata=METADATA)
         sync(folder / OPTIMIZER_NAME)
-        write_file(folder / FILES_NAME, as_json(_sizes(beside)))
-        sync(folder)
+        finish_checkpoint(beside, content.state)
     return target
+
+
+def finish_checkpoint(folder: Path, state: SavedState) -> None:
+    """When all other files are written."""
+    write_file(folder / STATE_FOLDER / STATE_NAME, as_json(state.as_json()))
+    write_file(folder / STATE_FOLDER / FILES_NAME, as_json(_sizes(folder)))
+    sync(folder / STATE_FOLDER)
 
 
 def _sizes(checkpoint: Path) -> dict[str, int]:
@@ -192,28 +213,35 @@ def last_whole(run: Path) -> LastWhole:
 
 @torch.no_grad()
 def restore(trainer: Trainer, checkpoint: Path) -> SavedState:
-    """Put the optimizer's state back. The model has been loaded from the same folder."""
-    folder = checkpoint / STATE_FOLDER
+    """Put the optimizer's state back, or a rank's part of it. The model has been loaded from the
+    same folder.
+    """
     state = read_state(checkpoint)
-    wanted = dict(trainer.weights.tensors())
-    with open_shard(folder / OPTIMIZER_NAME) as file:
-        names = set(file.keys())
-        if names != wanted.keys():
-            some = ", ".join(sorted(names ^ wanted.keys())[:3])
-            raise CheckpointError(
-                f"{folder / OPTIMIZER_NAME} does not fit this run: {some} are on one side only"
-            )
-        for name, tensor in wanted.items():
-            stored = file.get_tensor(name)
-            if stored.shape != tensor.shape:
-                raise CheckpointError(
-                    f"{folder / OPTIMIZER_NAME}: {name} has the shape {list(stored.shape)} "
-                    f"instead of {list(tensor.shape)}"
-                )
-            tensor.copy_(stored)
+    stored = StoredOptimizer.open(checkpoint / STATE_FOLDER)
+    own = dict(trainer.weights.tensors())
+    if isinstance(trainer, RankTrainer):
+        _fill_part(trainer, own, stored)
+    else:
+        stored.check({name: tuple(tensor.shape) for name, tensor in own.items()})
+        for name, tensor in stored.read(own):
+            own[name].copy_(tensor)
+            del tensor  # it may keep a file mapped
     trainer.weights.copy_masters()
     trainer.progress = state.progress
     return state
+
+
+def _fill_part(trainer: RankTrainer, own: Mapping[str, Tensor], stored: StoredOptimizer) -> None:
+    shapes, kinds = whole_shapes(trainer.whole), trainer.weights.plan.stored()
+    stored.check(
+        {stored_name(kind, name): shape for kind in kinds for name, shape in shapes.items()}
+    )
+    parts = trainer.local.parts
+    fill_from(
+        own,
+        {stored_name(kind, name): parts[name] for kind in kinds for name in parts},
+        ((name, (), tensor) for name, tensor in stored.read(own)),
+    )
 
 
 def read_state(checkpoint: Path) -> SavedState:

@@ -16,7 +16,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from types import TracebackType
@@ -26,6 +28,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.hardware.detection import available_memory
+from ridgeline.parallel.layout import Layout
 from ridgeline.training.saving.adapter_files import AdapterExporter
 from ridgeline.training.saving.checkpoint import (
     CheckpointContent,
@@ -134,6 +137,8 @@ class DeviceCopy:
 class CheckpointSaver:
     """One checkpoint is written at a time; a save that comes before the last is written waits."""
 
+    failed_wait_s: float | None = None  # of a run that fails, for what is being written
+
     def __init__(
         self, run: Path, trainer: Trainer, exporter: Exporter | AdapterExporter, keep: int
     ) -> None:
@@ -152,8 +157,7 @@ class CheckpointSaver:
         """Save what the run is now."""
         assert self._writing is None, "wait comes first"
         start = time.perf_counter()
-        content = checkpoint_content(self._trainer, state, self._exporter)
-        content, copy = self._copied(content)
+        content, copy = self._copied(self._content(state))
         future: Future[WrittenCheckpoint] = Future()
         thread = Thread(
             target=self._write, args=(content, copy, future), name="checkpoint", daemon=True
@@ -166,11 +170,26 @@ class CheckpointSaver:
             thread.join()
         self._stall_s = time.perf_counter() - start
 
+    def _content(self, state: SavedState) -> CheckpointContent:
+        return checkpoint_content(self._trainer, replace(state, layout=Layout()), self._exporter)
+
+    def _store(self, content: CheckpointContent) -> tuple[Path, int]:
+        """Where, and how many bytes; in the thread."""
+        write_model = partial(self._exporter.write, model=self._trainer.model)
+        path = write_checkpoint(self._run, content, write_model)
+        keep_last(self._run, self._keep)
+        return path, sum(tensor.nbytes for tensor in content.tensors())
+
+    def _has_room(self, num_bytes: int) -> bool:
+        return num_bytes <= ROOM_SHARE * available_memory("cpu")
+
+    def _is_written(self, writing: Future[WrittenCheckpoint]) -> bool:
+        return writing.done()
+
     def _copied(self, content: CheckpointContent) -> tuple[CheckpointContent, DeviceCopy | None]:
         tensors = list(content.tensors())
         if self._copies is None and not self.waits:
-            num_bytes = sum(tensor.nbytes for tensor in tensors)
-            self.waits = num_bytes > ROOM_SHARE * available_memory("cpu")
+            self.waits = not self._has_room(sum(tensor.nbytes for tensor in tensors))
             if not self.waits:
                 self._copies = HostCopies(tensors)
         if self._copies is None:
@@ -191,9 +210,7 @@ class CheckpointSaver:
             if copy is not None:
                 copy.wait()
             start = time.perf_counter()
-            path = write_checkpoint(self._run, content)
-            keep_last(self._run, self._keep)
-            num_bytes = sum(tensor.nbytes for tensor in content.tensors())
+            path, num_bytes = self._store(content)
             seconds = time.perf_counter() - start
             steps = content.state.counters.steps
             future.set_result(WrittenCheckpoint(path, steps, num_bytes, seconds, 0.0))
@@ -202,7 +219,9 @@ class CheckpointSaver:
 
     def finished(self) -> WrittenCheckpoint | None:
         """What was written since the last call; OutputError where it failed."""
-        return self.wait() if self._writing is not None and self._writing.done() else None
+        if self._writing is None or not self._is_written(self._writing):
+            return None
+        return self.wait()
 
     def wait(self) -> WrittenCheckpoint | None:
         """For what is being written, if anything is."""
@@ -230,6 +249,7 @@ class CheckpointSaver:
     ) -> None:
         """A run that fails still finishes what it was writing; a second Ctrl-C does not wait."""
         if self._writing is not None and not isinstance(error, KeyboardInterrupt):
-            self._writing.exception()
+            with suppress(TimeoutError):
+                self._writing.exception(None if error is None else self.failed_wait_s)
         if self._copies is not None and (self._writing is None or self._writing.done()):
             self._copies.close()

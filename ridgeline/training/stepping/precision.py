@@ -27,6 +27,7 @@ from ridgeline.training.stepping.gradients import local_tensor
 
 VALUES = torch.float8_e4m3fn
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+MOMENTS = {"fp32": FP32, "bf16": BF16}  # those of 8 bits have scales beside them
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,14 @@ class PrecisionPlan:
         if moments == "auto":
             return self
         return replace(self, format=replace(self.format, moments=moments))
+
+    def stored(self) -> dict[str, torch.dtype]:
+        """What `Weights.tensors` has for each parameter, where it has the parameter's shape."""
+        moments = MOMENTS[self.format.moments]
+        kinds = {"first": moments, "second": moments}
+        if self.format.weight == "exact":
+            kinds["remainder"] = torch.int16
+        return kinds | ({"master": FP32} if self.has_copies else {})
 
 
 EXACT = AdamWFormat("exact", "bf16")

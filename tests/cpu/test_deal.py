@@ -1,0 +1,107 @@
+"""Who writes what of a checkpoint: every element of every tensor arrives, and all write as much."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import prod
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from packed import TINY
+
+from ridgeline.models.families import describe_hf
+from ridgeline.models.families.names import parts
+from ridgeline.parallel.holdings import Holdings
+from ridgeline.parallel.layout import Layout
+from ridgeline.training.ranks.gathering import place
+from ridgeline.training.ranks.local_model import read_region, whole_shapes
+from ridgeline.training.saving.deal import DealtTensor, deal
+
+DENSE = describe_hf(TINY, origin="tiny").config
+MOE = describe_hf(
+    TINY
+    | {
+        "architectures": ["MixtralForCausalLM"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "tie_word_embeddings": False,
+    },
+    origin="tiny",
+).config
+LAYOUTS = st.builds(
+    Layout,
+    replicate=st.integers(1, 2),
+    shard=st.sampled_from([1, 2, 5]),
+    context=st.integers(1, 2),
+    tensor=st.sampled_from([1, 2, 4]),
+    pipeline=st.integers(1, 2),
+)
+KINDS = {"weight": 2, "first": 4, "second": 4}
+
+
+def dealt(config, layout: Layout, file_bytes: int = 1 << 30) -> list[DealtTensor]:  # type: ignore[no-untyped-def]
+    rounds = deal(Holdings(config, layout), whole_shapes(config), KINDS, file_bytes)
+    return [each for files in rounds for file in files for each in file.tensors]
+
+
+@given(LAYOUTS, st.sampled_from([DENSE, MOE]))
+def test_every_element_arrives_from_a_rank_that_has_it(layout: Layout, config) -> None:  # type: ignore[no-untyped-def]
+    holdings, shapes = Holdings(config, layout), whole_shapes(config)
+    tensors = dealt(config, layout)
+    assert Counter(each.stored for each in tensors) == Counter(
+        f"{kind}.{name}" for kind in KINDS for name in shapes
+    )
+    for each in tensors[:: len(KINDS)]:
+        numbers = torch.arange(prod(each.shape)).view(each.shape)
+        whole = torch.full_like(numbers, -1)
+        for rank, region in each.sources:
+            part = holdings.of(each.parameter, each.shape, rank)
+            assert part is not None
+            assert part.region == region
+            place(whole, region, read_region(numbers, region))
+        assert torch.equal(whole, numbers)
+        assert each.owner in {source.rank for source in each.sources}
+
+
+@given(LAYOUTS)
+def test_all_write_as_much(layout: Layout) -> None:
+    """No rank is ahead of the mean by more than a tensor; the stages of a pipeline may differ."""
+    tensors = dealt(DENSE, layout)
+    for stage in range(layout.pipeline):
+        ranks = [r for r in range(layout.size) if layout.coordinates(r).pipeline == stage]
+        own = [each for each in tensors if each.owner in ranks]
+        written: Counter[int] = Counter()
+        for each in own:
+            written[each.owner] += each.num_bytes
+        mean = sum(written.values()) / len(ranks)
+        assert max(written.values()) <= mean + max(each.num_bytes for each in own)
+
+
+def test_copies_are_not_sent() -> None:
+    for each in dealt(DENSE, Layout(replicate=4)):
+        assert [source.rank for source in each.sources] == [each.owner]
+
+
+def test_names_are_those_of_one_set_of_files() -> None:
+    rounds = deal(Holdings(DENSE, Layout(shard=3)), whole_shapes(DENSE), KINDS, 8_000)
+    for stem in ("model", "optimizer"):
+        names = [file.name for files in rounds for file in files if file.stem == stem]
+        count = len(names)
+        assert count > 3
+        expected = {f"{stem}-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)}
+        assert set(names) == expected
+    for files in rounds:
+        owners = [file.owner for file in files]
+        assert len(set(owners)) == len(owners)
+        for file in files:
+            size = sum(each.num_bytes for each in file.tensors)
+            assert size <= 8_000 or len(file.tensors) == 1
+
+
+def test_every_parameter_has_its_stored_pieces() -> None:
+    """`deal` names whole parameters, a checkpoint their pieces."""
+    for values in (TINY,):
+        description = describe_hf(values, origin="tiny")
+        pieces = {each.parameter for each in parts(description.config, description.names)}
+        assert pieces == whole_shapes(description.config).keys()

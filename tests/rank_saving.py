@@ -23,10 +23,10 @@ from ridgeline.models import Transformer
 from ridgeline.models.checkpoint import save
 from ridgeline.models.families import Description, describe_hf
 from ridgeline.parallel.mesh import Mesh
+from ridgeline.parallel.shards import whole_shapes
 from ridgeline.quantization import load_model
 from ridgeline.training.config import BatchOptions, DataOptions, Precision, TrainConfig
 from ridgeline.training.ranks.gathering import gathered_tensors
-from ridgeline.training.ranks.local_model import whole_shapes
 from ridgeline.training.ranks.rank_trainer import (
     RankTrainer,
     WholeTensors,

@@ -43,6 +43,7 @@ from ridgeline.training.saving.checkpoint import (
     remove_leftovers,
     restore,
 )
+from ridgeline.training.saving.rank_files import last_whole_of_ranks
 from ridgeline.training.starting_model import StartingModel, model_source, teacher_source
 from ridgeline.training.stepping.captured import check_graphs
 from ridgeline.training.stepping.ops import check_compiles
@@ -136,7 +137,9 @@ def plan_run(
     if config.compile:
         check_compiles(device)
     check_run_folder(config, run, resume)
-    saved = last_whole(run) if resume else LastWhole(None)
+    saved = LastWhole(None)
+    if resume:
+        saved = last_whole(run) if mesh is None else last_whole_of_ranks(run, mesh)
     source = model_source(config, progress)
     model = source.description.config
     check_length(config, model)

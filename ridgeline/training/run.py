@@ -29,7 +29,9 @@ from ridgeline.progress import Progress
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.evaluation import held_out_loss
 from ridgeline.training.prepare import PreparedRun, prepare
-from ridgeline.training.saving.checkpoint import SavedState, checkpoint_path
+from ridgeline.training.ranks.rank_trainer import RankTrainer
+from ridgeline.training.saving.checkpoint import Exporter, SavedState, checkpoint_path
+from ridgeline.training.saving.rank_saver import RankSaver
 from ridgeline.training.saving.saver import CheckpointSaver, WrittenCheckpoint
 from ridgeline.training.schedule import Counters, learning_rate, share_done
 from ridgeline.training.stepping.step import StepResult
@@ -80,6 +82,15 @@ def train(
     return loop.run()
 
 
+def saver_of(prepared: PreparedRun, out: Path) -> CheckpointSaver:
+    trainer, exporter = prepared.trainer, prepared.exporter
+    keep = prepared.config.checkpoints.keep
+    if isinstance(trainer, RankTrainer):
+        assert isinstance(exporter, Exporter), "check_under_layout"
+        return RankSaver(out, trainer, exporter, keep)
+    return CheckpointSaver(out, trainer, exporter, keep)
+
+
 class StepClock:
     """Seconds of the run, its opening included, and of single steps: from the end of one to the
     end of the next.
@@ -126,9 +137,7 @@ class TrainLoop:
             teacher=prepared.trainer.teacher_config,
         )
         self._losses: dict[int, float] = {}  # held-out, by the step they were measured after
-        self._saver = CheckpointSaver(
-            out, prepared.trainer, prepared.exporter, prepared.config.checkpoints.keep
-        )
+        self._saver = saver_of(prepared, out)
         self._watch = Watch(prepared.config.watch, prepared.state.watch)
         self._events: TensorBoardLog | None = None
         self._num_saves = 0

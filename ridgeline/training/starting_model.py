@@ -35,7 +35,8 @@ from ridgeline.training.initial import fill_initial
 from ridgeline.training.memory.methods import TrainingMethod, adapter_size
 from ridgeline.training.methods.adapters import add_adapters
 from ridgeline.training.methods.rounded import found_roundings
-from ridgeline.training.ranks.rank_trainer import rank_trainer, whole_tensors
+from ridgeline.training.ranks.rank_trainer import RankTrainer, rank_trainer
+from ridgeline.training.ranks.sources import initial_weights, stored_tensors
 from ridgeline.training.saving.adapter_files import AdapterExporter, read_adapter
 from ridgeline.training.saving.checkpoint import (
     Exporter,
@@ -99,8 +100,7 @@ class StartingModel:
             return self._adapter_trainer(config, device, checkpoint, progress)
         weights = self if checkpoint is None else replace(self, path=checkpoint)
         if mesh is not None and not mesh.layout.is_single:
-            model = weights.load("cpu", config.seed, progress)
-            return rank_trainer(self.description.config, config, mesh, whole_tensors(model))
+            return weights.rank_trainer(config, mesh, progress)
         model = weights.load(device, config.seed, progress)
         rounded = None
         if config.qat.is_given:
@@ -112,6 +112,17 @@ class StartingModel:
             )
         teacher = self._load_teacher(config, device, progress)
         return Trainer(model, config, rounded=rounded, teacher=teacher)
+
+    def rank_trainer(
+        self, config: TrainConfig, mesh: Mesh, progress: Progress | None
+    ) -> RankTrainer:
+        """This rank's part of it; no rank has the whole."""
+        model = self.description.config
+        if self.path is not None:
+            tensors = stored_tensors(self.path, progress)
+        else:
+            tensors = initial_weights(model, config.seed, mesh.device)
+        return rank_trainer(model, config, mesh, tensors)
 
     def _adapter_trainer(
         self,

@@ -11,9 +11,11 @@ from ridgeline.kernels.linear_cross_entropy.reference import IGNORED
 
 def serves(logits_CV: Tensor, grad_CV: Tensor | None, softcap: float | None) -> bool:
     """fp32 logits without a soft cap that become their gradient in place."""
+    has_memory = type(logits_CV) is Tensor  # fake tensors have none
+    if not is_loaded() or not has_memory or softcap is not None:
+        return False
     in_place = grad_CV is None or grad_CV.data_ptr() == logits_CV.data_ptr()
-    plain = softcap is None and logits_CV.dtype == torch.float32
-    return is_loaded() and plain and in_place and logits_CV.is_contiguous()
+    return logits_CV.dtype == torch.float32 and in_place and logits_CV.is_contiguous()
 
 
 def row_losses(

@@ -25,8 +25,8 @@ from ridgeline.models.families import WeightPart, parts
 from ridgeline.parallel.agreeing import host_group, together
 from ridgeline.parallel.holdings import Holdings
 from ridgeline.parallel.layout import Layout
+from ridgeline.parallel.shards import whole_shapes
 from ridgeline.training.config import TrainConfig
-from ridgeline.training.ranks.local_model import whole_shapes
 from ridgeline.training.ranks.rank_trainer import RankTrainer
 from ridgeline.training.saving.checkpoint import CheckpointContent, Exporter, SavedState
 from ridgeline.training.saving.deal import WEIGHT, deal

@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ridgeline.models.checkpoint.save import shard_name
-from ridgeline.parallel.holdings import Holdings, Region
+from ridgeline.parallel.holdings import LAYER, Holdings, Region
 from ridgeline.training.saving.optimizer_files import stored_name
 
 FILE_BYTES = 1 << 30  # what a rank gathers before it writes
@@ -84,14 +84,14 @@ def _owned(
     """In the order of `kinds` and `shapes`. The largest are dealt out first, each to the rank that
     has the fewest bytes to write so far.
     """
-    holders = {name: _holders(holdings, name, shape) for name, shape in shapes.items()}
+    holders = _all_holders(holdings, shapes)
+    ranks_of = {id(each): sorted(set(chain(*each.values()))) for each in holders.values()}
     wanted = [(kind, name) for kind in kinds for name in shapes]
     sizes = {(kind, name): kinds[kind] * prod(shapes[name]) for kind, name in wanted}
     num_bytes: dict[int, int] = defaultdict(int)
     owners = {}
     for key in sorted(wanted, key=lambda key: -sizes[key]):
-        ranks = {rank for group in holders[key[1]].values() for rank in group}
-        owner = min(ranks, key=lambda rank: (num_bytes[rank], rank))
+        owner = min(ranks_of[id(holders[key[1]])], key=lambda rank: (num_bytes[rank], rank))
         num_bytes[owner] += sizes[key]
         owners[key] = owner
     return [
@@ -108,6 +108,21 @@ def _owned(
         )
         for kind, name in wanted
     ]
+
+
+def _all_holders(
+    holdings: Holdings, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, dict[Region, list[int]]]:
+    """Layers of a stage are alike: thousands of ranks are asked for one of them."""
+    known: dict[Any, dict[Region, list[int]]] = {}
+    found = {}
+    last = holdings.layout.num_stages - 1
+    for name, shape in shapes.items():
+        alike = (LAYER.sub("", name), shape, holdings.stages_with(name, last))
+        if alike not in known:
+            known[alike] = _holders(holdings, name, shape)
+        found[name] = known[alike]
+    return found
 
 
 def _holders(holdings: Holdings, name: str, shape: Sequence[int]) -> dict[Region, list[int]]:

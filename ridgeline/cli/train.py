@@ -12,14 +12,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ridgeline.cli.launching import job_layout, write_job
 from ridgeline.cli.options import add_flags, add_model, from_flags, given_flags
 from ridgeline.cli.parser import group
+from ridgeline.cli.starting import start_ranks
 from ridgeline.cli.tables.train import render, shown_run
 from ridgeline.cli.terminal import Terminal
 from ridgeline.configs.named import is_named_run, named_run
-from ridgeline.errors import INTERRUPTED_EXIT_CODE, OutputError, UsageError
+from ridgeline.errors import INTERRUPTED_EXIT_CODE, OutputError, UnsupportedError, UsageError
 from ridgeline.hardware import detect, load_cached
 from ridgeline.kernels.ceilings import measure
+from ridgeline.parallel.layout import Layout
+from ridgeline.parallel.starting.options import StartOptions
 from ridgeline.profiling.predicting.training_run import ceilings_of, predict_run
 from ridgeline.profiling.training_page import FILE_NAME as REPORT_NAME
 from ridgeline.profiling.training_page import write_training_page
@@ -36,6 +40,7 @@ ridgeline train configs:finetune_demo --data chats.jsonl
 ridgeline train --out run --resume
 ridgeline train demo --data book.txt --tokens 1000000 --dry-run
 ridgeline train demo --data book.txt --minutes 10 --lora 16 --out run
+ridgeline train demo --data book.txt --steps 1000 --restarts 3 --out run
 ridgeline train --merge run --out merged"""
 MAIN_FLAGS = (
     "--shape", "--tokenizer", "--device", "--data", "--sequence-length", "--out", "--resume",
@@ -65,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="train nothing: merge the adapter of this run's last checkpoint (or of the checkpoint "
         "named) into its base, and write the model to --out",
     )
+    add_flags(parser, StartOptions)
     add_flags(parser, TrainConfig)
 
 
@@ -72,9 +78,15 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     if args.merge is not None:
         return merged(args, terminal)
     out = args.out or usual_folder(args)
-    config = ordered_config(args, out)
+    config, options = ordered_config(args, out), from_flags(args, StartOptions)
+    layout = None
+    if options.launch != "here":
+        layout = check_single(job_layout(layout, options))
+        return write_job(config, options, layout, out, args.device)
+    start = start_ranks(args, options, layout, out)
+    check_single(start.layout)
     with terminal.progress() as progress:
-        plan = plan_run(config, out, device=args.device, resume=args.resume, progress=progress)
+        plan = plan_run(config, out, device=start.device, resume=start.resume, progress=progress)
         if args.dry_run:
             return preview(plan, progress)
         prepared = prepare_planned(plan, out, progress)
@@ -110,6 +122,14 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         "num_quarantined": plan.quarantine.count,
         "quarantine": plan.quarantine.summary() if plan.quarantine.count else None,
     }
+
+
+def check_single(layout: Layout) -> Layout:
+    if not layout.is_single:
+        raise UnsupportedError(
+            f"the layout is {layout.words()}, and a run is trained on one device; use --devices 1"
+        )
+    return layout
 
 
 def predicted_speed(plan: PlannedRun) -> float | None:

@@ -26,6 +26,7 @@ from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.config import ModelConfig
 from ridgeline.models.families import Description, describe, describe_hf
 from ridgeline.models.shapes import SHAPES, describe_shape
+from ridgeline.parallel.starting.supervisor import LOGS
 from ridgeline.progress import Progress
 from ridgeline.quantization import load_model
 from ridgeline.quantization.files.fuse import kept_schemes
@@ -374,7 +375,7 @@ def check_run_folder(config: TrainConfig, run: Path, resume: bool) -> None:
     if not (run / FILE_NAME).is_file():
         if resume:
             raise UsageError(f"--out {run} has no run to resume; remove --resume to begin one")
-        if run.is_dir() and any(run.iterdir()):
+        if run.is_dir() and any(each.name != LOGS for each in run.iterdir()):
             raise UsageError(f"--out {run} is not empty and no training run; give a new folder")
         return
     changed = differences(load_config(run), config)

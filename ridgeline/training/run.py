@@ -7,12 +7,11 @@ outcome.checkpoint, outcome.held_out_before, outcome.held_out_after
 from __future__ import annotations
 
 import math
-import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -24,6 +23,7 @@ from ridgeline.data.loading.packing import PackedBatch
 from ridgeline.errors import HardwareError, NumericsError, OutputError
 from ridgeline.hardware import detect, load_cached
 from ridgeline.hardware.detection import peak_bytes
+from ridgeline.parallel.starting.interruption import interruption
 from ridgeline.progress import Progress
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.evaluation import held_out_loss
@@ -410,26 +410,3 @@ class TrainLoop:
     def _warn(self, text: str) -> None:
         self._warnings.append(text)
         self._on_row({"step": self.counters.steps, "warning": text, "done": self.done})
-
-
-@contextmanager
-def interruption() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets, so that a step is finished first; a second one interrupts at once.
-    Outside of the main thread, where no signal arrives, one that nothing sets.
-    """
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def request(number: int, frame: Any) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    signal.signal(signal.SIGINT, request)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -114,7 +114,10 @@ def line_of(thread: int) -> str:
     """The innermost line of Ridgeline's that a thread stands in, or of any code if it is in none:
     `ridgeline/training/run.py:210 in _launch`.
     """
-    innermost = frame = sys._current_frames().get(thread)
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    innermost = frame
     while frame is not None and not _is_own(frame):
         frame = frame.f_back
     frame = frame or innermost

@@ -50,12 +50,16 @@ def check_world(layout: Layout, numbers: RankNumbers) -> None:
         return
     nodes = numbers.size // numbers.local_size
     each = layout.size // nodes if layout.size % nodes == 0 else None
-    start = f"{layout.size} ranks" if each is None else f"torchrun --nproc-per-node {each}"
-    if each is not None and nodes > 1:
+    start = (
+        f"start {layout.size} ranks" if each is None else f"use torchrun --nproc-per-node {each}"
+    )
+    if layout.is_single:
+        start = "start one, without torchrun"
+    elif each is not None and nodes > 1:
         start += f" on each of {nodes} nodes"
     raise UsageError(
         f"the layout {layout.words()} is one of {layout.size} ranks, and {numbers.size} were "
-        f"started; start {start}, or give --layout {of_size(layout, numbers.size).words()}"
+        f"started; {start}, or give --layout {of_size(layout, numbers.size).words()}"
     )
 
 

@@ -69,7 +69,7 @@ def restart_count(environment: Mapping[str, str] = os.environ) -> int:
 
 def is_own_child(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether a process of ours has started this one and looks after it."""
-    return environment.get(PARENT) == str(os.getppid())
+    return PARENT in environment  # which may have gone since then
 
 
 def rank_environment(

@@ -9,19 +9,12 @@ import ctypes
 import faulthandler
 import os
 import signal
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from ridgeline.parallel.starting.child import end_with_parent
-from ridgeline.parallel.starting.place import (
-    LOG,
-    PARENT,
-    RankNumbers,
-    is_own_child,
-    numbers_in,
-)
+from ridgeline.parallel.starting.place import LOG, RankNumbers, is_own_child, numbers_in
 
 SET_DEATH_SIGNAL = 1  # of linux/prctl.h
 
@@ -36,8 +29,6 @@ def enter_rank(environment: Mapping[str, str] = os.environ) -> RankNumbers | Non
         # What is shown there when this rank has hung, even if no line of Python can run any more.
         log = Path(environment[LOG]).open("ab")  # noqa: SIM115 - lives as long as the process
         faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
-    elif _is_orphan(environment):
-        sys.exit(1)
     elif numbers.rank:  # the answer is shown once, by rank 0
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return numbers
@@ -49,16 +40,3 @@ def _be_killed_with_parent() -> None:
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
-
-
-def _is_orphan(environment: Mapping[str, str]) -> bool:
-    """Whether the process that started this one went while it was being imported."""
-    if PARENT not in environment:
-        return False
-    try:
-        os.kill(int(environment[PARENT]), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass
-    return False

@@ -23,6 +23,9 @@ from ridgeline.errors import OutputError, UsageError
 from ridgeline.formats.files import atomic_write
 from ridgeline.parallel.starting.place import ERROR_FILE, is_own_child, numbers_in
 
+# After which torchrun may end rank 0, which has found the same and shows it.
+LATER_S = 2.0
+
 
 class RankError(NamedTuple):
     message: str
@@ -41,6 +44,7 @@ def show_error(message: str, environment: Mapping[str, str] = os.environ) -> Non
         is_own = is_own_child(environment)
         # Rank 0 of ours has the supervisor's terminal, the others a log that should end with it.
         if is_written and is_own == (numbers.rank == 0):
+            time.sleep(0.0 if is_own else LATER_S)
             return
         name = "" if is_own or numbers.rank == 0 else f"rank {numbers.rank}: "
     with suppress(OSError, ValueError):
@@ -54,7 +58,9 @@ def write_error(message: str, environment: Mapping[str, str] = os.environ) -> bo
         return False
     try:
         with atomic_write(path) as file:
-            json.dump({"message": message, "timestamp": int(now), "time": now}, file)
+            details = {"py_callstack": message, "timestamp": str(int(now))}
+            text = {"message": message, "extraInfo": details}
+            json.dump({"message": text, "time": now}, file)
     except OutputError:  # a full disk
         return False
     return True
@@ -63,6 +69,6 @@ def write_error(message: str, environment: Mapping[str, str] = os.environ) -> bo
 def read_error(path: Path) -> RankError | None:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        return RankError(str(values["message"]), float(values["time"]))
+        return RankError(str(values["message"]["message"]), float(values["time"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

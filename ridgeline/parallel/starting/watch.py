@@ -121,16 +121,18 @@ def _standing(
     culprits: Sequence[int], beats: Mapping[int, Beat], ended: Collection[int], silent: bool
 ) -> str:
     """What the ranks do that a run hangs on: of several the first speaks for all."""
-    beat = beats[culprits[0]]
+    beat, is_one = beats[culprits[0]], len(culprits) == 1
+    have, own = ("has", "its") if is_one else ("have", "their")
     if silent:
-        return f"gives no sign of life since step {beat.step}, and stood in {beat.line}"
+        gives = "gives" if is_one else "give"
+        return f"{gives} no sign of life since step {beat.step}, and stood in {beat.line}"
     if culprits[0] in ended:
-        return f"has ended its work after step {beat.step}"
-    where = f"it stands in {beat.line}" if len(culprits) == 1 else f"the first in {beat.line}"
+        return f"{have} ended {own} work after step {beat.step}"
+    where = f"it stands in {beat.line}" if is_one else f"the first in {beat.line}"
     what = f" ({beat.doing})" if beat.doing else ""
     if beat.waiting is not None:
         where = f"waiting in {beat.waiting}"
-    return f"has not moved since step {beat.step}{what}, {where}"
+    return f"{have} not moved since step {beat.step}{what}, {where}"
 
 
 def _waits(beats: Mapping[int, Beat]) -> str:
@@ -147,11 +149,13 @@ def _waits(beats: Mapping[int, Beat]) -> str:
 
 
 def _behind(beats: Mapping[int, Beat]) -> list[int]:
-    """Where all wait: those that wait for something else than most. None where all wait alike."""
+    """Where all wait: those that wait for something else than most, or than whoever came furthest.
+    None where all wait alike.
+    """
     waits = Counter(beat.waiting for beat in beats.values())
     if len(waits) == 1:
         return []
-    usual = waits.most_common(1)[0][0]
+    usual = max(beats.values(), key=lambda beat: (waits[beat.waiting], beat.count)).waiting
     return sorted(rank for rank, beat in beats.items() if beat.waiting != usual)
 
 

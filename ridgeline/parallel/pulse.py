@@ -95,7 +95,9 @@ class Pulse:
         self.count += 1
 
     def waiting(self, what: str) -> Waiting:
-        """For a `with`: what this rank cannot do alone. The collective, its axis and its ranks."""
+        """For a `with`: what this rank cannot do alone. The collective, its axis and its ranks. It
+        may be made once and entered often.
+        """
         return Waiting(self, what)
 
     def beat(self, number: int) -> Beat:

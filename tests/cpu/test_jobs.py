@@ -139,7 +139,7 @@ def test_a_config_with_unusual_values_survives(tmp_path: Path) -> None:
         data=DataOptions(str(odd / "book.txt"), sequence_length=33, held_out=0.0),
         optimizer=OptimizerOptions(lr=1.2345e-7, max_norm=None, eps=1e-30),
         end=RunLength(tokens=10**15),
-        lora=LoraOptions(rank=3, targets=("q", "v")),
+        lora=LoraOptions(rank=3, targets="q,v"),
         seed=2**40,
         tensorboard=True,
     )

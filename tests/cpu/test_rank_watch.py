@@ -14,7 +14,7 @@ import torch
 from ridgeline.errors import HardwareError, UsageError
 from ridgeline.parallel.layout import Layout
 from ridgeline.parallel.pulse import Pulse, line_of
-from ridgeline.parallel.starting import order
+from ridgeline.parallel.starting import order, telling
 from ridgeline.parallel.starting.endings import Ending, RankEnd, judged, start_line
 from ridgeline.parallel.starting.jobs.torchrun import read_hostfile
 from ridgeline.parallel.starting.place import RankNumbers, numbers_in, rank_environment
@@ -34,17 +34,22 @@ class Clock:
         return self.now
 
 
-def hang_of(beats: dict[int, Beat], ended: tuple[int, ...] = (), alive: bool = True) -> str:
-    """What is said of ranks that stand so for a minute, their pulses going on or not."""
+def hang_of(
+    beats: dict[int, Beat], ended: tuple[int, ...] = (), silent: tuple[int, ...] = ()
+) -> str:
+    """What is said of ranks that stand so for a minute; `silent` ones have no pulse any more."""
     clock = Clock()
     watch = HangWatch(len(beats), 60.0, clock=clock)
     number = 0
     while clock.now <= 160.0:
-        living = {rank: replace(beat, number=number) for rank, beat in beats.items()}
+        living = {
+            rank: replace(beat, number=0 if rank in silent else number)
+            for rank, beat in beats.items()
+        }
         hang = watch.look(living, ended)
         assert hang is None or clock.now >= 160.0
         clock.now += 1
-        number += alive
+        number += 1
     assert hang is not None
     return f"{hang.ranks} {hang.message}"
 
@@ -65,7 +70,9 @@ def test_a_rank_that_has_gone_or_gives_no_sign() -> None:
     beats = {0: Beat(step=3, waiting=IN_TENSOR), 1: Beat(step=3, waiting=IN_TENSOR)}
     assert "(1,) no progress for 60 s: rank 1 has ended its" in hang_of(beats, ended=(1,))
     assert f"() no progress for 60 s: all ranks 0, 1 wait in {IN_TENSOR};" in hang_of(beats)
-    assert "(0, 1) no progress for 60 s: ranks 0, 1 give no sign" in hang_of(beats, alive=False)
+    assert "(0, 1) no progress for 60 s: ranks 0, 1 give no sign" in hang_of(beats, silent=(0, 1))
+    beats[2] = Beat(step=3, line="in a device's driver")  # behind which rank 2 may be stuck too
+    assert "(1,) no progress for 60 s: rank 1 gives no sign" in hang_of(beats, silent=(1,))
 
 
 @pytest.mark.parametrize("counts", [(5, 9, 9), (5, 9, 5)])
@@ -209,8 +216,10 @@ def test_restarts_are_counted() -> None:
 
 
 def test_an_error_is_shown_where_somebody_reads_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(telling, "LATER_S", 0.0)
+
     def shown(rank: int, **more: str) -> str:
         own = rank_environment(RankNumbers(rank, 2, rank, 2), "127.0.0.1", 1, 0, 0)
         show_error("x is 1", own | more)

@@ -19,7 +19,7 @@ from typing import Any
 from torch import distributed
 
 from ridgeline.errors import HardwareError, RidgelineError
-from ridgeline.parallel.starting.child import local_store
+from ridgeline.parallel.starting.child import child_environment, local_store
 from ridgeline.parallel.starting.endings import Ending
 from ridgeline.parallel.starting.order import threads_each
 from ridgeline.parallel.starting.ray_cluster import lacking, load_ray, start_ray
@@ -137,6 +137,8 @@ def _start(order: RayOrder, restarts: int) -> Ending:
             for node, actor in enumerate(actors)
         ]
         return _ended(ray, runs)
+    except ray.exceptions.RayError as error:
+        return _lost(error)
     finally:
         for actor in actors:
             ray.kill(actor)
@@ -151,6 +153,7 @@ def _actor(ray: Any, order: RayOrder, group: Any, node: int) -> Any:
         "num_cpus": order.bundle["CPU"],
         "num_gpus": order.bundle.get("GPU", 0.0),
         "scheduling_strategy": place,
+        "runtime_env": {"env_vars": {"PYTHONPATH": child_environment()["PYTHONPATH"]}},
     }
     return ray.remote(**options)(NodeRanks).remote()
 
@@ -173,7 +176,11 @@ def _ending(ray: Any, run: Any) -> Ending:
     try:
         ending: Ending = ray.get(run)
     except ray.exceptions.RayError as error:  # the actor, its machine or the cluster is gone
-        line = str(error).strip().splitlines()[0]
-        message = f"a node of the run is gone: {line}"
-        ending = Ending(HardwareError.exit_code, message, may_restart=True, order=(False, 0.0))
+        ending = _lost(error)
     return ending
+
+
+def _lost(error: Exception) -> Ending:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    message = f"a node of the run is gone: {lines[0] if lines else repr(error)}"
+    return Ending(HardwareError.exit_code, message, may_restart=True, order=(False, 0.0))

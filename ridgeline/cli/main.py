@@ -36,6 +36,7 @@ from ridgeline.errors import (
     UsageError,
     near_matches,
 )
+from ridgeline.parallel.starting.telling import show_error
 
 VERB_GROUPS = {
     "run a model": {
@@ -93,6 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         discard_stdout()  # the reader (`| head`) went away
         return 0
+    except SystemExit as end:  # the answer has been shown, by a rank that this process started
+        return int(end.code or 0)
     except (Exception, KeyboardInterrupt) as error:
         if "--debug" in arguments:
             traceback.print_exc()
@@ -133,6 +136,7 @@ def run(arguments: list[str]) -> int:
         parser.print_help()
         return 0
     terminal = Terminal(json=args.json)
+    args.words = arguments  # for ranks, which run the same command line
     document = module.run(args, terminal)
     if args.json:
         print(json.dumps(document, indent=2, allow_nan=False))
@@ -237,6 +241,5 @@ def fail(error: BaseException) -> int:
         discard_stdout()
     line = " ".join(message.split())
     line = line if len(line) <= MAX_LINE else line[:MAX_LINE] + "…"
-    with suppress(OSError, ValueError):
-        print(f"ridgeline: error: {line}", file=sys.stderr)
+    show_error(line)
     return code

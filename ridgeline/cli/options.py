@@ -44,6 +44,7 @@ TITLES = {  # of the groups in --help
     "RecoveryOptions": "recovery",
     "QatOptions": "rounding and distillation",
     "DistillOptions": "rounding and distillation",
+    "StartOptions": "devices",
 }
 LONGEST_METAVAR = 60  # letters; the words a field takes are part of its help then
 METAVARS = {"scheme": "NAME", "served_model_name": "NAME", "draft_model": "MODEL",

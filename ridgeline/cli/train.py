@@ -12,17 +12,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ridgeline.cli.launching import job_layout, write_job
 from ridgeline.cli.options import add_flags, add_model, from_flags, given_flags
 from ridgeline.cli.parser import group
+from ridgeline.cli.starting import RankStart, start_ranks
 from ridgeline.cli.tables.train import render, shown_run
 from ridgeline.cli.terminal import Terminal
 from ridgeline.configs.named import is_named_run, named_run
 from ridgeline.errors import INTERRUPTED_EXIT_CODE, OutputError, UsageError
 from ridgeline.hardware import detect, load_cached
 from ridgeline.kernels.ceilings import measure
-from ridgeline.parallel.launch import torchrun_process
 from ridgeline.parallel.layout import Layout
 from ridgeline.parallel.mesh import Mesh
+from ridgeline.parallel.starting.options import StartOptions
 from ridgeline.profiling.predicting.training_run import ceilings_of, predict_run
 from ridgeline.profiling.training_page import FILE_NAME as REPORT_NAME
 from ridgeline.profiling.training_page import write_training_page
@@ -43,6 +45,7 @@ ridgeline train configs:finetune_demo --data chats.jsonl
 ridgeline train --out run --resume
 ridgeline train demo --data book.txt --tokens 1000000 --dry-run
 ridgeline train demo --data book.txt --minutes 10 --lora 16 --out run
+ridgeline train demo --data book.txt --steps 1000 --restarts 3 --out run
 ridgeline train --merge run --out merged"""
 MAIN_FLAGS = (
     "--shape", "--tokenizer", "--device", "--data", "--sequence-length", "--out", "--resume",
@@ -72,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="train nothing: merge the adapter of this run's last checkpoint (or of the checkpoint "
         "named) into its base, and write the model to --out",
     )
+    add_flags(parser, StartOptions)
     add_flags(parser, TrainConfig)
     output.add_argument(
         "--layout",
@@ -91,23 +95,56 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     if args.merge is not None:
         return merged(args, terminal)
     out = args.out or usual_folder(args)
-    config = ordered_config(args, out)
+    config, options = ordered_config(args, out), from_flags(args, StartOptions)
+    layout = given_layout(args, config, options)
+    if options.launch != "here":
+        layout = job_layout(layout, options)
+        return write_job(with_layout(config, layout), options, layout, out, args.device)
+    start = start_ranks(args, options, layout, out)
+    config = with_layout(config, start.layout)
     if args.dry_run:
         with terminal.progress() as progress:
-            plan = plan_run(config, out, device=args.device, resume=args.resume, progress=progress)
+            plan = plan_run(
+                config, out, device=start.device, resume=start.resume, progress=progress
+            )
             return preview(plan, progress)
-    with joined_run(config.layout, args.device, torchrun_process()) as mesh:
-        return run_on(mesh, args, config, out, terminal)
+    with joined_run(config.layout, start.device, start.pulse) as mesh:
+        return run_on(mesh, start, args, config, out, terminal)
+
+
+def given_layout(
+    args: argparse.Namespace, config: TrainConfig, options: StartOptions
+) -> Layout | None:
+    """By the flag, or by the named run or the run that is gone on with, unless there are other
+    devices now. None: it follows from --devices.
+    """
+    layout: Layout = config.layout
+    if args.layout is not None:
+        return layout
+    has_others = options.devices is not None and options.devices != layout.size
+    return None if layout.is_single or has_others else layout
+
+
+def with_layout(config: TrainConfig, layout: Layout) -> TrainConfig:
+    """Other ranks have other passes, of the same batch."""
+    if layout == config.layout:
+        return config
+    batch = replace(config.batch, micro=None)
+    return replace(config, layout=layout, batch=batch, recomputation="auto")
 
 
 def run_on(
-    mesh: Mesh, args: argparse.Namespace, config: TrainConfig, out: Path, terminal: Terminal
+    mesh: Mesh,
+    start: RankStart,
+    args: argparse.Namespace,
+    config: TrainConfig,
+    out: Path,
+    terminal: Terminal,
 ) -> dict[str, Any]:
     """As one of the ranks, or as the only one."""
-    device = str(mesh.device) if mesh.control is not None else args.device
     with terminal.progress() as progress:
         plan = plan_run(
-            config, out, device=device, resume=args.resume, progress=progress, mesh=mesh
+            config, out, device=start.device, resume=start.resume, progress=progress, mesh=mesh
         )
         proof = proven(args.prove, plan, mesh, progress)
         prepared = prepare_planned(plan, out, progress, mesh)
@@ -120,7 +157,7 @@ def run_on(
     speeds: list[float] = []
     try:
         with shown_run(terminal) as on_row:
-            outcome = TrainLoop(prepared, out, noting(speeds, on_row)).run()
+            outcome = TrainLoop(prepared, out, noting(speeds, on_row), start.pulse).run()
     finally:
         if mesh.is_first:
             with suppress(OutputError):  # a full disk, which has been said
@@ -256,9 +293,7 @@ def ordered_config(args: argparse.Namespace, out: Path) -> TrainConfig:
         base = replace(base, end=RunLength())
     given: dict[str, Any] = {}
     if args.layout is not None:
-        given["layout"] = args.layout
-        if args.layout != base.layout:  # other ranks have other passes
-            base = replace(base, batch=replace(base.batch, micro=None), recomputation="auto")
+        base = with_layout(base, args.layout)
     if args.model is not None and not named:
         given["model"] = args.model
     if args.shape is not None:

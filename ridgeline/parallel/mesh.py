@@ -19,8 +19,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, distributed
 
-from ridgeline.errors import HardwareError, UsageError
+from ridgeline.errors import HardwareError
 from ridgeline.parallel.layout import AxisName, Joined, Layout
+from ridgeline.parallel.pulse import Pulse, Waiting
 
 dist: Any = distributed  # whose stubs name only half of what it has
 
@@ -38,11 +39,27 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 class Axis:
     """The ranks that this one does something with, itself among them."""
 
-    def __init__(self, name: GroupName, ranks: Sequence[int], rank: int, group: Any) -> None:
+    def __init__(
+        self,
+        name: GroupName,
+        ranks: Sequence[int],
+        rank: int,
+        group: Any,
+        pulse: Pulse | None = None,
+    ) -> None:
         self.name = name
         self.ranks = tuple(ranks)
         self.index = self.ranks.index(rank)
         self.group = group  # None: alone
+        self._pulse = pulse or Pulse()
+        self._waiting: dict[str, Waiting] = {}
+
+    def waiting(self, what: str) -> Waiting:
+        """For a `with`: while this rank waits for the others of the axis."""
+        if what not in self._waiting:
+            some = ", ".join(map(str, self.ranks[:8])) + (" …" if self.size > 8 else "")
+            self._waiting[what] = self._pulse.waiting(f"{what} over {self.name} with ranks {some}")
+        return self._waiting[what]
 
     @property
     def size(self) -> int:
@@ -60,7 +77,8 @@ class Axis:
                 "max": dist.ReduceOp.MAX,
                 "min": dist.ReduceOp.MIN,
             }
-            dist.all_reduce(x, op=operation[reduction], group=self.group)
+            with self.waiting("all_reduce"):
+                dist.all_reduce(x, op=operation[reduction], group=self.group)
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -68,7 +86,8 @@ class Axis:
         if self.size == 1:
             return x
         out = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        _all_gather(out, x.contiguous(), group=self.group)
+        with self.waiting("all_gather"):
+            _all_gather(out, x.contiguous(), group=self.group)
         return out
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
@@ -77,7 +96,8 @@ class Axis:
             return x
         assert x.shape[0] % self.size == 0, (x.shape, self.size)
         out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
-        _reduce_scatter(out, x.contiguous(), group=self.group)
+        with self.waiting("reduce_scatter"):
+            _reduce_scatter(out, x.contiguous(), group=self.group)
         return out
 
     def all_to_all(self, x: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
@@ -87,13 +107,17 @@ class Axis:
         if self.size == 1:
             return x
         out = x.new_empty((sum(received), *x.shape[1:]))
-        dist.all_to_all_single(out, x.contiguous(), list(received), list(sent), group=self.group)
+        with self.waiting("all_to_all"):
+            dist.all_to_all_single(
+                out, x.contiguous(), list(received), list(sent), group=self.group
+            )
         return out
 
     def broadcast(self, x: Tensor, index: int = 0) -> Tensor:
         """The values of one of the ranks, in place."""
         if self.size > 1:
-            dist.broadcast(x, src=self.ranks[index], group=self.group)
+            with self.waiting("broadcast"):
+                dist.broadcast(x, src=self.ranks[index], group=self.group)
         return x
 
 
@@ -153,9 +177,11 @@ def join_mesh(
     device: torch.device,
     *,
     backend: str | None = None,
+    pulse: Pulse | None = None,
 ) -> Mesh:
-    """Every rank calls it."""
-    check_size(layout, size)
+    """Every rank calls it. `pulse` is told what this rank waits for."""
+    pulse = pulse or Pulse()
+    assert layout.size == size, "check_world comes first"
     backend = backend or ("gloo" if device.type == "cpu" else "nccl")
     try:
         dist.init_process_group(
@@ -163,10 +189,11 @@ def join_mesh(
         )
         mesh = Mesh(layout, rank, device)
         for name, ranks in own_groups(layout, rank).items():
-            mesh.axes[name] = Axis(name, ranks, rank, _made(ranks, size, None))
+            mesh.axes[name] = Axis(name, ranks, rank, _made(ranks, size, None), pulse)
         if size > 1:
             control = "fake" if backend == "fake" else "gloo"
-            mesh.control = Axis("all", range(size), rank, _made(range(size), size, control))
+            group = _made(range(size), size, control)
+            mesh.control = Axis("all", range(size), rank, group, pulse)
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise HardwareError(f"rank {rank} of {size} could not join the others: {reason}") from error
@@ -176,14 +203,6 @@ def join_mesh(
 def leave_mesh() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def check_size(layout: Layout, size: int) -> None:
-    if layout.size != size:
-        raise UsageError(
-            f"the layout {layout.words()} is one of {layout.size} ranks, and {size} were started; "
-            f"start {layout.size}, or give a layout of {size}, such as shard={size}"
-        )
 
 
 def own_groups(layout: Layout, rank: int) -> dict[GroupName, tuple[int, ...]]:

@@ -18,6 +18,7 @@ from ridgeline.hardware.detection import available_memory
 from ridgeline.kernels import host_library
 from ridgeline.models.config import ModelConfig
 from ridgeline.parallel.mesh import Mesh, alone
+from ridgeline.parallel.starting.supervisor import LOGS
 from ridgeline.progress import Progress
 from ridgeline.training.choices import (
     TrainingPace,
@@ -256,7 +257,7 @@ def check_run_folder(config: TrainConfig, run: Path, resume: bool) -> None:
     if not (run / FILE_NAME).is_file():
         if resume:
             raise UsageError(f"--out {run} has no run to resume; remove --resume to begin one")
-        if run.is_dir() and any(run.iterdir()):
+        if run.is_dir() and any(each.name != LOGS for each in run.iterdir()):
             raise UsageError(f"--out {run} is not empty and no training run; give a new folder")
         return
     changed = differences(load_config(run), config)

@@ -7,12 +7,11 @@ outcome.checkpoint, outcome.held_out_before, outcome.held_out_after
 from __future__ import annotations
 
 import math
-import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -25,6 +24,8 @@ from ridgeline.errors import HardwareError, NumericsError, OutputError
 from ridgeline.hardware import detect, load_cached
 from ridgeline.hardware.detection import peak_bytes
 from ridgeline.parallel.mesh import Mesh
+from ridgeline.parallel.pulse import Pulse
+from ridgeline.parallel.starting.interruption import interruption
 from ridgeline.progress import Progress
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.evaluation import held_out_loss
@@ -115,12 +116,15 @@ class StepClock:
 
 
 class TrainLoop:
-    def __init__(self, prepared: PreparedRun, out: Path, on_row: OnRow) -> None:
+    def __init__(
+        self, prepared: PreparedRun, out: Path, on_row: OnRow, pulse: Pulse | None = None
+    ) -> None:
         self.config = prepared.config
         self.trainer = prepared.trainer
         self.counters = prepared.state.counters
         self._prepared = prepared
         self._crew = prepared.crew
+        self._pulse = pulse or Pulse()
         self._out = out
         self._on_row = on_row if self._crew.is_first else lambda row: None
         self._held_out, self._num_held_out = self._crew.held_out_share(self._held_out_batches())
@@ -271,6 +275,7 @@ class TrainLoop:
                 self._lost.add(step.result.lost_share)
                 self._watch.add(step.number, step.result.loss, step.result.gradient_norm)
             self._log(log, step, clock.lap(), notes)
+            self._pulse.step(step.number)
 
     def _judge(
         self, step: LaunchedStep, loader: Loader, log: MetricsLog
@@ -357,6 +362,7 @@ class TrainLoop:
         """Held-out loss now; what was measured after this step already is not measured again."""
         step = self.counters.steps
         if step not in self._losses:
+            self._pulse.doing("measuring held-out loss")
             start = time.perf_counter()
             loss = held_out_loss(self.trainer, self._held_out, self._num_held_out)
             (self._measuring_s,) = self._crew.of_first(time.perf_counter() - start)
@@ -393,6 +399,7 @@ class TrainLoop:
         """What the run is now, if it is not saved yet; when it is written."""
         path = checkpoint_path(self._out, self.counters.steps)
         if not path.exists():
+            self._pulse.doing("writing the last checkpoint")
             self._saver.begin(self._state())
             self._note_written(log, self._saver.wait())
         return path
@@ -441,26 +448,3 @@ class TrainLoop:
     def _warn(self, text: str) -> None:
         self._warnings.append(text)
         self._on_row({"step": self.counters.steps, "warning": text, "done": self.done})
-
-
-@contextmanager
-def interruption() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets, so that a step is finished first; a second one interrupts at once.
-    Outside of the main thread, where no signal arrives, one that nothing sets.
-    """
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def request(number: int, frame: Any) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    signal.signal(signal.SIGINT, request)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, before)

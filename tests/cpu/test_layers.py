@@ -88,6 +88,17 @@ ROOMS = {
         "replicas",
         "engine",
     ],
+    "parallel": [
+        "layout",
+        "starting",
+        "pulse",
+        "degrees",
+        "group",
+        "launch",
+        "links",
+        "shards",
+        "tensor",
+    ],
     "profiling": [
         "printing",
         "roofline",

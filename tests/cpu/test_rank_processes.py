@@ -27,7 +27,8 @@ from ridgeline.engine.loading.loading import load_from
 from ridgeline.engine.local import ranks
 from ridgeline.errors import HardwareError, UnsupportedError, UsageError
 from ridgeline.parallel.group import Group
-from ridgeline.parallel.launch import RankProcess, Ranks, torchrun_process
+from ridgeline.parallel.launch import Ranks
+from ridgeline.parallel.starting.meeting import RankProcess, torchrun_process
 from ridgeline.recipe import KV, Limits, Parallel, Recipe, Speculation
 
 GREEDY = Sampling(max_tokens=16, ignore_eos=True)
@@ -223,7 +224,9 @@ def test_fewer_gpus_than_ranks_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_one_gpu_by_number_is_refused(tmp_path: Path) -> None:
     save_model("llama-mha", tmp_path)
-    with pytest.raises(UsageError, match=r"device is cuda:1 .* each rank takes a GPU of its own"):
+    with pytest.raises(
+        UsageError, match=r"device is cuda:1, and each of 2 ranks takes a GPU of its own"
+    ):
         Engine(tmp_path, RECIPE, device="cuda:1")
     with pytest.raises(UsageError, match="device 'gpu' is not known"):
         Engine(tmp_path, RECIPE, device="gpu")
@@ -235,4 +238,7 @@ def test_torchrun_with_another_number_of_ranks_is_refused() -> None:
         ranks._check_process(place, RECIPE, "cpu")
     assert torchrun_process({}) is None
     names = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE")
-    assert torchrun_process(dict.fromkeys(names, "0") | {"WORLD_SIZE": "1"}) is None
+    assert (
+        torchrun_process(dict.fromkeys(names, "0") | {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
+        is None
+    )

@@ -20,9 +20,10 @@ from ridgeline.engine.process.supervisor import MAX_BARREN
 from ridgeline.engine.process.worker import Add, Cancel, EngineOrder
 from ridgeline.engine.replicas import starting as replicated
 from ridgeline.engine.replicas.pool import Pool
-from ridgeline.engine.replicas.ray_worker import Needs, RemoteHeartbeat, _moved, load_ray
+from ridgeline.engine.replicas.ray_worker import Needs, RemoteHeartbeat, _moved
 from ridgeline.engine.scheduling.state import Ask
 from ridgeline.errors import HardwareError, MissingPackageError, UsageError
+from ridgeline.parallel.starting.ray_cluster import load_ray
 from ridgeline.quantization import load_model
 from ridgeline.recipe import Parallel, Recipe
 

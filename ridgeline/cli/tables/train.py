@@ -171,6 +171,12 @@ def render(result: dict[str, Any], console: Console) -> None:
     if "dry_run" in result:
         draw_plan(result, console)
         return
+    if "launch" in result:
+        say(f"{result['title']}: {result['job']}, with {result['config']}")
+        say(result["submitted"] or "start with:")
+        for command in result["commands"] if result["submitted"] is None else ():
+            say(f"  {command}")
+        return
     if "adapter" in result:
         say(f"merged {result['adapter']} into its base, in {result['dtype']}")
         say(

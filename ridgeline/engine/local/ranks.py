@@ -28,15 +28,16 @@ from ridgeline.engine.loading.loading import Loaded, load, load_from
 from ridgeline.engine.loading.saved import saved_recipe
 from ridgeline.engine.loading.sources import check_same_dtype, with_saved_kv
 from ridgeline.engine.loading.split_sources import SplitCheckpoint, SplitModel, SplitSource
-from ridgeline.errors import HardwareError, RidgelineError, UnsupportedError, UsageError
-from ridgeline.hardware import detect
+from ridgeline.errors import RidgelineError, UnsupportedError, UsageError
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe
 from ridgeline.parallel.degrees import check_degree
 from ridgeline.parallel.group import Group
-from ridgeline.parallel.launch import RankProcess, Ranks, started, torchrun_process
+from ridgeline.parallel.launch import Ranks, started
 from ridgeline.parallel.links import Gone, join, nobody_knows
+from ridgeline.parallel.starting.meeting import RankProcess, torchrun_process
+from ridgeline.parallel.starting.order import check_gpus, device_type_of_ranks
 from ridgeline.progress import Progress
 from ridgeline.quantization.head import check_head
 from ridgeline.quantization.scheme import parse_scheme
@@ -163,22 +164,10 @@ def _task(model: Transformer | Path, recipe: Recipe, device: str) -> Task:
         recipe = with_saved_kv(recipe, checkpoint)
         if recipe.head != "plain":
             check_head(checkpoint, describe(checkpoint), parse_scheme(recipe.head))
-        task = Task(model, recipe, _device_type(device, recipe.parallel.tensor))
+        task = Task(model, recipe, device_type_of_ranks(device, recipe.parallel.tensor))
     _check_recipe(recipe, task.device_type)
     check_degree(task.config, recipe.parallel.tensor)
     return task
-
-
-def _device_type(device: str, num_ranks: int) -> str:
-    """Without a look at a GPU that may be another rank's."""
-    if device.startswith("cuda:"):
-        raise UsageError(
-            f"device is {device} and tensor_parallel {num_ranks}: each rank takes a GPU of its "
-            "own; give cuda, and CUDA_VISIBLE_DEVICES to choose which"
-        )
-    if device in ("auto", "cuda") and torch.cuda.is_available():
-        return "cuda"
-    return detect(device).device_type
 
 
 def _check_recipe(recipe: Recipe, device_type: str) -> None:
@@ -206,13 +195,8 @@ def undone_on_ranks(recipe: Recipe, device_type: str) -> str | None:
 
 
 def _check_devices(num_ranks: int, device_type: str) -> None:
-    """A GPU for each rank on this machine."""
-    num_gpus = torch.cuda.device_count() if device_type == "cuda" else num_ranks
-    if num_gpus < num_ranks:
-        raise HardwareError(
-            f"{num_ranks} ranks of tensor parallel need a GPU each, and there are {num_gpus}; "
-            f"use --tensor-parallel {num_gpus}, or a machine with more"
-        )
+    remedy = "use --tensor-parallel {num_gpus}, or a machine with more"
+    check_gpus(num_ranks, device_type, remedy)
 
 
 def _check_process(process: RankProcess, recipe: Recipe, device_type: str) -> None:

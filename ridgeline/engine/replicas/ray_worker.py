@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ridgeline.engine.backend import EngineProgress
 from ridgeline.engine.process.worker import (
@@ -32,24 +32,14 @@ from ridgeline.engine.process.worker import (
     WorkerMessage,
 )
 from ridgeline.engine.scheduling.state import End, Stats
-from ridgeline.errors import MissingPackageError, RidgelineError
+from ridgeline.errors import RidgelineError
 from ridgeline.models.checkpoint import resolve_model
+from ridgeline.parallel.starting.ray_cluster import load_ray
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5  # that the other end waits for news
 NO_STATS = Stats(*(0 for _ in Stats._fields))
-
-
-def load_ray() -> Any:
-    """The package, where it is installed."""
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        raise MissingPackageError(
-            "several replicas need the package ray; try: pip install 'ridgeline[ray]'"
-        ) from error
-    return ray
 
 
 class News(NamedTuple):

@@ -8,22 +8,21 @@ Without RAY_ADDRESS a cluster of this machine alone is started, and ends with th
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 
 from ridgeline.engine.loading.saved import Beside, beside
 from ridgeline.engine.process.worker import EngineOrder, Setup
 from ridgeline.engine.replicas.pool import Pool
-from ridgeline.engine.replicas.ray_worker import Needs, RayWorker, load_ray
-from ridgeline.errors import HardwareError, OfflineError, UsageError
+from ridgeline.engine.replicas.ray_worker import Needs, RayWorker
+from ridgeline.errors import HardwareError, UsageError
 from ridgeline.hardware import detect
 from ridgeline.models.checkpoint import resolve_model
+from ridgeline.parallel.starting.ray_cluster import lacking, start_ray
 from ridgeline.progress import Progress
 from ridgeline.recipe import Recipe
 
 MAX_REPLICAS = 1024
-STORE_BYTES = 100 << 20  # of Ray's object store, which only passes commands and tokens
 
 
 def start_replicas(
@@ -65,27 +64,11 @@ def needs_of(recipe: Recipe, device: str, num_replicas: int) -> Needs:
     return Needs(num_cpus=max(1, (os.cpu_count() or 1) // num_replicas), num_gpus=0)
 
 
-def start_ray() -> None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports
-    ray = load_ray()
-    if ray.is_initialized():
-        return
-    local = {} if os.environ.get("RAY_ADDRESS") else {
-        "include_dashboard": False, "object_store_memory": STORE_BYTES,
-    }  # fmt: skip
-    try:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **local)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise OfflineError(f"cannot start or reach Ray: {error}") from error
-
-
 def check_room(needs: Needs, num_replicas: int) -> None:
     """Refuse what the cluster cannot provide: Ray would wait for it forever."""
-    there = load_ray().cluster_resources()
-    for name, each in (("CPU", needs.num_cpus), ("GPU", needs.num_gpus)):
-        has, wanted = there.get(name, 0.0), each * num_replicas
-        if wanted > has:
-            raise HardwareError(
-                f"{num_replicas} replicas need {wanted:g} {name}s and the Ray cluster has {has:g}; "
-                "give fewer --replicas, or add machines"
-            )
+    wanted = {"CPU": needs.num_cpus * num_replicas, "GPU": needs.num_gpus * num_replicas}
+    reason = lacking(wanted)
+    if reason is not None:
+        raise HardwareError(
+            f"{num_replicas} replicas need {reason}; give fewer --replicas, or add machines"
+        )

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 
-from ridgeline.parallel.launch import child_environment
+from ridgeline.parallel.starting.child import child_environment
 
 TIMEOUT_S = 900  # counters are read in several passes over each kernel
 NCU_METRICS = {  # Nsight Compute's name -> ours; percent

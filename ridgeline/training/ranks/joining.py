@@ -1,7 +1,7 @@
 """From a process that torchrun (or `ridgeline train --devices`) has started to a rank of a run.
 
-with joined_run(config.layout, device, torchrun_process()) as mesh:
-    train(config, out, device=str(mesh.device), mesh=mesh)
+with joined_run(config.layout, device, pulse) as mesh:
+    train(config, out, device=device, mesh=mesh)
 """
 
 from __future__ import annotations
@@ -11,44 +11,25 @@ from contextlib import contextmanager
 
 import torch
 
-from ridgeline.errors import HardwareError, UsageError
 from ridgeline.hardware import detect
-from ridgeline.parallel.launch import RankProcess
 from ridgeline.parallel.layout import Layout
-from ridgeline.parallel.mesh import Mesh, alone, check_size, join_mesh, leave_mesh
-
-
-def rank_device(device: str, process: RankProcess) -> str:
-    """A GPU of its own for each rank of a machine."""
-    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
-        return "cpu"
-    if device not in ("auto", "cuda"):
-        raise UsageError(
-            f"--device {device} names one GPU, and there are {process.size} ranks; give cuda, and "
-            "CUDA_VISIBLE_DEVICES to choose which"
-        )
-    count = torch.cuda.device_count()
-    if process.local_size > count:
-        raise HardwareError(
-            f"{process.local_size} ranks on this machine need a GPU each, and there are {count}; "
-            f"start {count}"
-        )
-    return f"cuda:{process.local_rank}"
+from ridgeline.parallel.mesh import Mesh, alone, join_mesh, leave_mesh
+from ridgeline.parallel.pulse import Pulse
+from ridgeline.parallel.starting.meeting import torchrun_process
 
 
 @contextmanager
-def joined_run(layout: Layout, device: str, process: RankProcess | None) -> Iterator[Mesh]:
-    """The mesh that this process is part of, until the run ends."""
+def joined_run(layout: Layout, device: str, pulse: Pulse) -> Iterator[Mesh]:
+    """The mesh that this process is part of, until the run ends. The device is this rank's own."""
+    process = torchrun_process()
     if process is None:
-        check_size(layout, 1)
         yield alone(detect(device).device)
         return
-    check_size(layout, process.size)
-    own = torch.device(rank_device(device, process))
+    own = torch.device(device)
     if own.type == "cuda":
         torch.cuda.set_device(own)
-    mesh = join_mesh(layout, process.store, process.rank, process.size, own)
+    pulse.doing("joining the other ranks")
     try:
-        yield mesh
+        yield join_mesh(layout, process.store, process.rank, process.size, own, pulse=pulse)
     finally:
         leave_mesh()

@@ -23,7 +23,12 @@ TRAIN = TrainConfig(
 STEPS = 5
 
 
-def check_steps(layout: str, changes: dict[str, Any] | None = None, micro: int = 1) -> None:
+def check_steps(
+    layout: str,
+    changes: dict[str, Any] | None = None,
+    micro: int = 1,
+    train: TrainConfig = TRAIN,
+) -> None:
     config = describe_hf(TINY | (changes or {}), origin="tiny").config
     model = whole_model(config)
     batches = sequences(4 * STEPS, config.vocab_size)
@@ -36,7 +41,7 @@ def check_steps(layout: str, changes: dict[str, Any] | None = None, micro: int =
         batch = [joined(batches[4 * step : 4 * step + 4])]
         losses.append(naive_step(model, optimizer, batch, lr=1e-2, max_norm=1.0))
     told = run_ranks(
-        Layout.parse(layout), steps, config, TRAIN, STEPS, micro, num_kv_heads=config.num_kv_heads
+        Layout.parse(layout), steps, config, train, STEPS, micro, num_kv_heads=config.num_kv_heads
     )
     norm = torch.stack([each.norm() for each in expected.values()]).norm().item()
     for each in told:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MethodType
 from typing import Any
 
 import torch
 from packed import draw, pack
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
 from ridgeline.data.loading.packing import PackedBatch
@@ -19,9 +20,11 @@ from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.shards import whole_shapes
 from ridgeline.training.config import BatchOptions, TrainConfig
 from ridgeline.training.ranks import sums
+from ridgeline.training.ranks.context import context_cut
 from ridgeline.training.ranks.gathering import gathered_tensors
 from ridgeline.training.ranks.proving import Proof, prove
 from ridgeline.training.ranks.rank_trainer import rank_trainer, whole_tensors
+from ridgeline.training.stepping.forward import hidden_states
 
 LENGTH = 16  # tokens of a sequence
 
@@ -68,11 +71,12 @@ def steps(mesh: Mesh, config: ModelConfig, train: TrainConfig, num_steps: int, m
     trainer = rank_trainer(config, train, mesh, whole_tensors(whole_model(config)))
     count = train.batch.size
     shapes = whole_shapes(config)
+    cut = context_cut(config, mesh.layout, mesh.rank, LENGTH)
     told = Told([], [], {}, {})
     for step in range(num_steps):
         batch = sequences(count * num_steps, config.vocab_size)[step * count : (step + 1) * count]
         own = [batch[i] for i in mesh.layout.sequences(mesh.rank, count)]
-        parts = [joined(own[i : i + micro]) for i in range(0, len(own), micro)]
+        parts = [cut(joined(own[i : i + micro])) for i in range(0, len(own), micro)]
         if step == 0:
             _, _, gradients = trainer.gradients(parts)
             told.gradients = gathered_tensors(gradients, trainer.local.parts, shapes, mesh)
@@ -119,3 +123,52 @@ def break_ranks(mutant: str) -> None:
     else:
         assert mutant == "norms counted twice", mutant
         sums.squares = lambda parts, each: 2 * usual_squares(parts, each)
+
+
+def hidden_beside(mesh: Mesh, config: ModelConfig, perturbed: int) -> tuple[bool, bool]:
+    """Of two rows that differ in one document: whether what the head takes of all others has the
+    same bits, and whether that of this one's tokens differs. True where a rank has none of them.
+    """
+    train = TrainConfig(precision="fp32")
+    trainer = rank_trainer(config, train, mesh, whole_tensors(whole_model(config)))
+    model: Any = trainer.model
+    model.hidden = MethodType(hidden_states, model)
+    register_fsdp_forward_method(model, "hidden")
+    cut = context_cut(config, mesh.layout, mesh.rank, LENGTH)
+    batch = joined(sequences(2, config.vocab_size))
+    begin, end = batch.starts[perturbed : perturbed + 2].tolist()
+    ids = batch.ids.clone()
+    ids[begin:end] = (ids[begin:end] + 7) % config.vocab_size
+    rows = [cut(batch), cut(replace(batch, ids=ids))]
+    with torch.no_grad():
+        one_TD, two_TD = (model.hidden(row, trainer.mode.forward) for row in rows)
+    is_own = rows[0].ids != rows[1].ids
+    return torch.equal(one_TD[~is_own], two_TD[~is_own]), bool(
+        (one_TD != two_TD)[is_own].any(-1).all()
+    )
+
+
+def starved(mesh: Mesh, config: ModelConfig, train: TrainConfig) -> tuple[dict[str, Tensor], float]:
+    """Gradients where every token chooses the same experts, those of the first rank of a group;
+    and the share of rows that had no room.
+    """
+    trainer = rank_trainer(config, train, mesh, whole_tensors(undecided(config)))
+    count = train.batch.size
+    batch = sequences(count, config.vocab_size)
+    own = [batch[i] for i in mesh.layout.sequences(mesh.rank, count)]
+    _, _, gradients = trainer.gradients([joined(own)])
+    experts = trainer.mode.forward.experts
+    assert experts is not None
+    dropped, rows = experts.dropped.take().tolist()
+    whole = gathered_tensors(gradients, trainer.local.parts, whole_shapes(config), mesh)
+    return whole, dropped / max(rows, 1)
+
+
+def undecided(config: ModelConfig) -> Transformer:
+    """Routers find all experts equal: every token goes to the first ones."""
+    model = whole_model(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "router" in name:
+                parameter.zero_()
+    return model

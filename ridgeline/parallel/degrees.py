@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import gcd
 
 from ridgeline.errors import UsageError
 from ridgeline.models import ModelConfig
+from ridgeline.parallel.layout import Layout, divisor_below
 
 LARGEST = 64  # up to where degrees that would do are looked for
 
@@ -35,6 +37,22 @@ def rank_config(config: ModelConfig, degree: int) -> ModelConfig:
         vocab_size=-(-config.vocab_size // degree),
         layers=layers,
     )
+
+
+def check_experts(config: ModelConfig, layout: Layout) -> None:
+    """That the experts of every layer can be shared out whole."""
+    if layout.expert == 1:
+        return
+    counts = {layer.experts.num_experts for layer in config.layers if layer.experts is not None}
+    if not counts:
+        raise UsageError(f"expert is {layout.expert}, and the model has no experts; remove it")
+    for count in sorted(counts):
+        if count % layout.expert:
+            near = divisor_below(gcd(*counts, layout.size_of("gradient")), layout.expert)
+            raise UsageError(
+                f"expert is {layout.expert}, which does not divide the {count} experts of a "
+                f"layer; try expert={near}"
+            )
 
 
 def check_degree(config: ModelConfig, degree: int) -> None:

@@ -85,6 +85,14 @@ class Layout:
             minimum=1,
         ),
     )
+    capacity: float | None = field(
+        default=None,
+        metadata=field_help(
+            "with expert: tokens that a rank sends to an expert, times an even share; what is more "
+            "is dropped (default: nothing is)",
+            minimum=1.0,
+        ),
+    )
     pipeline: int = field(
         default=1, metadata=field_help("devices that have one part of the layers each", minimum=1)
     )
@@ -113,6 +121,8 @@ class Layout:
                 f"expert is {self.expert}, which does not divide the {ranks} ranks of replicate × "
                 f"shard × context; try expert={near}"
             )
+        if self.capacity is not None and self.expert == 1:
+            raise UsageError(f"capacity is {self.capacity:g} without expert; remove it")
 
     def _check_schedule(self) -> None:
         several = self.schedule in ("interleaved", "zero-bubble")
@@ -318,9 +328,10 @@ def _parsed(name: str, value: str) -> Any:
     if name in ("schedule", "sequence"):
         return {"true": True, "false": False}.get(value, value)
     try:
-        return int(value)
+        return float(value) if name == "capacity" else int(value)
     except ValueError:
-        raise UsageError(f"--layout {name}={value}; give a whole number") from None
+        kind = "number" if name == "capacity" else "whole number"
+        raise UsageError(f"--layout {name}={value}; give a {kind}") from None
 
 
 def _word(value: object) -> str:

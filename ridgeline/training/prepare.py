@@ -69,6 +69,7 @@ class PreparedRun:
     memory: TrainingMemory
     began: float  # when its opening did, by time.perf_counter
     crew: Crew
+    whole: ModelConfig  # the model of which the trainer may have a part
     notes: tuple[str, ...] = ()  # what was chosen
     warnings: tuple[str, ...] = ()
 
@@ -226,6 +227,7 @@ def prepare_planned(
         plan.memory,
         plan.began,
         Crew(mesh, plan.config),
+        plan.model,
         notes,
         warnings,
     )

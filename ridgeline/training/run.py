@@ -17,6 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ridgeline.data.loading.loader import Loader, held_out_batches
 from ridgeline.data.loading.order import DataState
 from ridgeline.data.loading.packing import PackedBatch
@@ -127,6 +129,7 @@ class TrainLoop:
         self._pulse = pulse or Pulse()
         self._out = out
         self._on_row = on_row if self._crew.is_first else lambda row: None
+        self._cut = self._crew.cut(prepared.whole)
         self._held_out, self._num_held_out = self._crew.held_out_share(self._held_out_batches())
         self._last: StepResult | None = None
         self._launched: deque[LaunchedStep] = deque()
@@ -194,6 +197,7 @@ class TrainLoop:
                 sequences=self.micro,
                 device=prepared.device,
                 part=self._crew.part,
+                cut=self._cut,
             ) as loader,
             self._saver,
             interruption() as stop,
@@ -381,7 +385,9 @@ class TrainLoop:
         sequences = self.config.evaluation.sequences
         assert sequences is not None, "choices.py"
         count = -(-sequences // self.micro)
-        return list(islice(held_out_batches(windows, self.micro, self._prepared.device), count))
+        batches = islice(held_out_batches(windows, self.micro), count)
+        device = torch.device(self._prepared.device)
+        return [self._cut(batch).to(device) for batch in batches]
 
     def _state(self) -> SavedState:
         """Minutes that were too short for another step are spent: a run that goes on has none."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.kernels import document_attention as attentions
 from ridgeline.kernels.attention.reference import AttentionSpec
 from ridgeline.kernels.document_attention import (
     AttentionPath,
@@ -68,6 +69,58 @@ def test_a_document_changes_no_bit_of_another(path: AttentionPath | None) -> Non
     assert torch.equal(outs[0][rest], outs[1][rest])
     pairs = zip(gradients(outs[0], plain), gradients(outs[1], changed), strict=True)
     assert all(torch.equal(one[rest], two[rest]) for one, two in pairs)
+
+
+KEYS = (9, 1, 17, 30)  # of documents with LENGTHS queries
+
+
+def keyed_inputs() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    shapes = ((sum(LENGTHS), 4, 16), (sum(KEYS), 2, 16), (sum(KEYS), 2, 16))
+    return [torch.randn(s, generator=generator).requires_grad_() for s in shapes]
+
+
+@pytest.mark.parametrize("path", [None, "triton", "defined"])
+@pytest.mark.parametrize(
+    "spec",
+    [AttentionSpec(0.25), AttentionSpec(0.3, window=4), AttentionSpec(0.25, window=6, softcap=2.0)],
+    ids=["plain", "window", "soft cap"],
+)
+def test_queries_are_the_last_of_more_keys(spec: AttentionSpec, path: AttentionPath | None) -> None:
+    """As if all queries were there, and these were taken out of the result."""
+    documents, keys = Documents.of(LENGTHS), Documents.of(KEYS)
+    own, plain = keyed_inputs(), keyed_inputs()
+    out = document_attention(*own, documents, spec, path, keys=keys)
+    ends = torch.tensor(KEYS).cumsum(0).tolist()
+    parts = zip(ends, LENGTHS, strict=True)
+    rows = torch.cat([torch.arange(end - length, end) for end, length in parts])
+    all_q = torch.zeros(sum(KEYS), 4, 16).index_copy(0, rows, plain[0])
+    expected = defined.document_attention(all_q, *plain[1:], keys, spec)[rows]
+    torch.testing.assert_close(out, expected)
+    for result, wanted in zip(gradients(out, own), gradients(expected, plain), strict=True):
+        torch.testing.assert_close(result, wanted)
+
+
+def test_keys_that_do_not_fit_are_refused() -> None:
+    q, k, v = keyed_inputs()
+    documents = Documents.of(LENGTHS)
+    for lengths in ((9, 1, 17, 29), (4, 6, 17, 30), (9, 1, 47)):
+        with pytest.raises(ValueError, match="as many as queries or more"):
+            document_attention(q, k, v, documents, AttentionSpec(1.0), keys=Documents.of(lengths))
+    with pytest.raises(ValueError, match="'products' needs as many keys as queries"):
+        document_attention(
+            q, k, v, documents, AttentionSpec(1.0), "products", keys=Documents.of(KEYS)
+        )
+
+
+def test_varlen_attention_runs_only_where_it_aligns_queries_with_the_last_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    q = torch.empty(8, 4, 16, dtype=torch.bfloat16, device="meta")
+    lengths = Documents.of((4, 4)), AttentionSpec(1.0), False, Documents.of((4, 9))
+    for aligns, path in ((True, "varlen"), (False, "triton")):
+        monkeypatch.setattr(attentions, "aligns_at_end", lambda device, aligns=aligns: aligns)
+        assert choose_path(q, *lengths) == path
 
 
 def test_what_runs_hangs_on_lengths_cap_and_dtype() -> None:

@@ -28,7 +28,9 @@ TRAIN = TrainConfig(
 STEPS = 5
 
 
-def check_steps(layout: str, config: ModelConfig, micro: int = 1) -> None:
+def check_steps(
+    layout: str, config: ModelConfig, micro: int = 1, train: TrainConfig = TRAIN
+) -> None:
     model = whole_model(config)
     batches = sequences(4 * STEPS, config.vocab_size)
     expected = naive_gradients(model, batches[:4])
@@ -37,7 +39,7 @@ def check_steps(layout: str, config: ModelConfig, micro: int = 1) -> None:
     for step in range(STEPS):
         batch = [joined(batches[4 * step : 4 * step + 4])]
         losses.append(naive_step(model, optimizer, batch, lr=1e-2, max_norm=1.0))
-    told = run_ranks(Layout.parse(layout), steps, config, TRAIN, STEPS, micro)
+    told = run_ranks(Layout.parse(layout), steps, config, train, STEPS, micro)
     norm = torch.stack([each.norm() for each in expected.values()]).norm().item()
     for each in told:
         assert each.losses == pytest.approx(losses, rel=1e-5)

@@ -77,12 +77,16 @@ class PackedBatch:
     def _tensors(self) -> list[Tensor]:
         return [self.ids, self.targets, self.positions, self.starts]
 
-    def _with(self, ids: Tensor, targets: Tensor, positions: Tensor, starts: Tensor) -> PackedBatch:
+    def _with(self, *tensors: Tensor) -> PackedBatch:
+        ids, targets, positions, starts = tensors
         batch = PackedBatch(ids, targets, positions, starts)
-        # counted on the host, so that reading them never waits for a device
+        self._tell_counts(batch)
+        return batch
+
+    def _tell_counts(self, batch: PackedBatch) -> None:
+        """Counted on the host, so that reading them never waits for a device."""
         counts = ("num_targets", "longest", "lengths", "learned")
         vars(batch).update({name: getattr(self, name) for name in counts})
-        return batch
 
 
 @dataclass(frozen=True)

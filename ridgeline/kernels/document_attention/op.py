@@ -29,6 +29,7 @@ class DocumentsCase:
     dtype: torch.dtype = BF16
     window: int | None = None
     softcap: float | None = None
+    keys: tuple[int, ...] | None = None  # of each document, where they are more than its queries
     blocks: tuple[int, ...] | None = None  # smaller ones, so that a test has several
 
     @property
@@ -43,25 +44,29 @@ class DocumentsCase:
             self.dtype,
             self.window and f"window {self.window}",
             self.softcap and f"cap {self.softcap:g}",
+            self.keys and f"{sum(self.keys)} keys",
         )
 
 
 def make(setting: DocumentsCase, device: torch.device, generator: torch.Generator) -> OpInputs:
     num_tokens, (num_heads, num_kv_heads) = sum(setting.lengths), setting.heads
+    num_keys = sum(setting.keys or setting.lengths)
     width = (num_heads + 2 * num_kv_heads) * setting.head_dim
     # As in the model: columns of the fused projection's output.
-    fused = normal((num_tokens, width), setting.dtype, device, generator)
+    fused = normal((num_keys, width), setting.dtype, device, generator)
     heads = fused.unflatten(1, (-1, setting.head_dim))
     q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    q = q[:num_tokens]
     inputs: OpInputs = {
         "q_TNH": q,
-        "k_TKH": k,
-        "v_TKH": v,
+        "k_SKH": k,
+        "v_SKH": v,
         "grad_TNH": normal(tuple(q.shape), setting.dtype, device, generator),
         "documents": Documents.of(setting.lengths, device),
         "spec": AttentionSpec(setting.head_dim**-0.5, setting.window, setting.softcap),
     }
-    return inputs | given(blocks=setting.blocks)
+    keys = setting.keys and Documents.of(setting.keys, device)
+    return inputs | given(keys=keys, blocks=setting.blocks)
 
 
 def case(*args: Any, **settings: Any) -> Case:
@@ -71,7 +76,7 @@ def case(*args: Any, **settings: Any) -> Case:
         partial(make, setting),
         setting.dtype,
         # A score sums a head's products, an output or a gradient as many of them as keys.
-        reduction=setting.head_dim * max(setting.lengths),
+        reduction=setting.head_dim * max(setting.keys or setting.lengths),
         roundings=4,  # the softmax and its gradient, for the products with them
     )
 
@@ -95,70 +100,86 @@ def in_rows(grad_TD: Tensor) -> Tensor:
 
 def define(
     q_TNH: Tensor,
-    k_TKH: Tensor,
-    v_TKH: Tensor,
+    k_SKH: Tensor,
+    v_SKH: Tensor,
     grad_TNH: Tensor,
     documents: Documents,
     spec: AttentionSpec,
+    keys: Documents | None = None,
     blocks: Any = None,
 ) -> tuple[Tensor, ...]:
     """The reference and its gradients by autograd in fp32, each rounded once."""
-    leaves = [x.detach().float().requires_grad_() for x in (q_TNH, k_TKH, v_TKH)]
+    leaves = [x.detach().float().requires_grad_() for x in (q_TNH, k_SKH, v_SKH)]
     q, k, v = leaves
-    out = reference.document_attention(q, k, v, documents, spec)
+    out = reference.document_attention(q, k, v, documents, spec, keys)
     grads = torch.autograd.grad(out, leaves, grad_TNH.float())
     return compared(*(x.detach().to(q_TNH.dtype) for x in (out, *grads)))
 
 
 def launch(
     q_TNH: Tensor,
-    k_TKH: Tensor,
-    v_TKH: Tensor,
+    k_SKH: Tensor,
+    v_SKH: Tensor,
     grad_TNH: Tensor,
     documents: Documents,
     spec: AttentionSpec,
+    keys: Documents | None = None,
     blocks: tuple[int, ...] | None = None,
 ) -> tuple[Tensor, ...]:
     """The result and all gradients: what a training step takes from it."""
     from ridgeline.kernels.document_attention import triton
 
     own = None if blocks is None else triton.Blocks(*blocks)
-    ends = triton.bounds(documents, len(q_TNH))
-    attended = triton.attend(q_TNH, k_TKH, v_TKH, ends[0], spec, own)
-    grads = triton.gradients(q_TNH, k_TKH, v_TKH, attended, grad_TNH, ends, spec, own)
+    bounds = triton.bounds(documents, len(q_TNH), keys, spec.window)
+    attended = triton.attend(q_TNH, k_SKH, v_SKH, bounds, spec, own)
+    grads = triton.gradients(q_TNH, k_SKH, v_SKH, attended, grad_TNH, bounds, spec, own)
     return compared(attended.out_TNH, *grads)
 
 
 def cost(
-    q_TNH: Tensor, k_TKH: Tensor, documents: Documents, spec: AttentionSpec, **_: Any
+    q_TNH: Tensor,
+    k_SKH: Tensor,
+    documents: Documents,
+    spec: AttentionSpec,
+    keys: Documents | None = None,
+    **_: Any,
 ) -> OpCost:
     """Two products forward and five backward over the pairs of tokens that see each other."""
-    most = spec.window or documents.longest
-    pairs = sum(
-        n * (n + 1) // 2 - max(n - most, 0) * (max(n - most, 0) + 1) // 2 for n in documents.lengths
+    lengths = (keys or documents).lengths
+    most = spec.window or max(lengths)
+    num_pairs = sum(
+        pairs(most, num_keys) - pairs(most, num_keys - num_queries)
+        for num_queries, num_keys in zip(documents.lengths, lengths, strict=True)
     )
     num_heads, head_dim = q_TNH.shape[1:]
     return OpCost(
-        2 * q_TNH.nbytes + 2 * k_TKH.nbytes,
-        2 * q_TNH.nbytes + 2 * k_TKH.nbytes,
-        flops=14.0 * pairs * num_heads * head_dim,
+        2 * q_TNH.nbytes + 2 * k_SKH.nbytes,
+        2 * q_TNH.nbytes + 2 * k_SKH.nbytes,
+        flops=14.0 * num_pairs * num_heads * head_dim,
         matrix_dtype=dtype_name(q_TNH.dtype),
     )
+
+
+def pairs(most: int, length: int) -> int:
+    """That see each other in a document, where a token sees so many at most."""
+    hidden = max(length - most, 0)
+    return length * (length + 1) // 2 - hidden * (hidden + 1) // 2
 
 
 def by_torch(
     path: Any,
     q_TNH: Tensor,
-    k_TKH: Tensor,
-    v_TKH: Tensor,
+    k_SKH: Tensor,
+    v_SKH: Tensor,
     grad_TNH: Tensor,
     documents: Documents,
     spec: AttentionSpec,
+    keys: Documents | None = None,
     **_: Any,
 ) -> tuple[Tensor, ...]:
-    leaves = [x.detach().requires_grad_() for x in (q_TNH, k_TKH, v_TKH)]
+    leaves = [x.detach().requires_grad_() for x in (q_TNH, k_SKH, v_SKH)]
     q, k, v = leaves
-    out = document_attention(q, k, v, documents, spec, path)
+    out = document_attention(q, k, v, documents, spec, path, keys=keys)
     return out.detach(), *torch.autograd.grad(out, leaves, grad_TNH)
 
 
@@ -171,12 +192,16 @@ SMALL = [
     case(UNEVEN, (6, 2), 24, FP16, window=7, blocks=(32, 16, 16, 32, 16, 4)),
     case((40, 25), (2, 2), 16, FP32, softcap=1.5, blocks=TILES),
     case((64, 3), (4, 1), 16, FP32, window=16, softcap=2.0, blocks=(16, 32, 32, 16, 32, 4)),
+    case((5, 1, 17, 33), dtype=FP32, head_dim=16, keys=(40, 20, 17, 50), blocks=TILES),
+    case((20, 3), (4, 1), 16, FP32, window=9, softcap=2.0, keys=(20, 60), blocks=TILES),
 ]
 LARGE = [
     case((1000, 24, 3072), (32, 8), 64),
     case((1000, 24, 3072), (8, 2), 128, window=512),
     case((700, 324), (8, 4), 256, softcap=50.0),
     case((700, 324), (4, 4), 80, FP32),
+    case((1000, 24, 512), (32, 8), 64, keys=(3000, 24, 600)),
+    case((1000, 24), (8, 2), 128, window=300, keys=(1300, 24)),
 ]
 BENCH = [
     case((4096,) * 8, (32, 8), 64),

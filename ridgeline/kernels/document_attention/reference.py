@@ -1,6 +1,6 @@
 """Attention of packed documents defined: each document alone through attention's own definition,
-which autograd can differentiate. Letters: T tokens of all documents end to end, N query heads, K
-KV heads, H head dim.
+which autograd can differentiate. Letters: T tokens of all documents end to end, S keys, where they
+are more, N query heads, K KV heads, H head dim.
 """
 
 from __future__ import annotations
@@ -44,9 +44,23 @@ class Documents:
 
 
 def document_attention(
-    q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, documents: Documents, spec: AttentionSpec
+    q_TNH: Tensor,
+    k_SKH: Tensor,
+    v_SKH: Tensor,
+    documents: Documents,
+    spec: AttentionSpec,
+    keys: Documents | None = None,
 ) -> Tensor:
-    """A token sees its own document's tokens up to itself, as far as the window goes."""
-    return torch.cat(
-        [attention(q, k, v, 0, spec) for q, k, v in documents.each(q_TNH, k_TKH, v_TKH)]
-    )
+    """A token sees its own document's tokens up to itself, as far as the window goes. With `keys`
+    a document has these keys, and its queries are the last of them.
+    """
+    parts = paired(q_TNH, k_SKH, v_SKH, documents, keys)
+    return torch.cat([attention(q, k, v, len(k) - len(q), spec) for q, k, v in parts])
+
+
+def paired(
+    q_TNH: Tensor, k_SKH: Tensor, v_SKH: Tensor, documents: Documents, keys: Documents | None
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Every document's queries with its keys and values."""
+    own = (keys or documents).each(k_SKH, v_SKH)
+    return ((q, k, v) for (q,), (k, v) in zip(documents.each(q_TNH), own, strict=True))

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ridgeline.kernels.gated_activation import Activation
 from ridgeline.kernels.moe import reference
+from ridgeline.kernels.moe.reference import one_expert
 
-__all__ = ["mixture_of_experts", "route"]
+__all__ = ["mixture_of_experts", "one_expert", "route"]
 
 
 def route(logits_TE: Tensor, experts_per_token: int, renormalize: bool) -> tuple[Tensor, Tensor]:

@@ -45,9 +45,23 @@ def mixture_of_experts(
     out_TD = torch.zeros_like(x_TD, dtype=torch.float32)
     for expert in experts_TA.unique().tolist():
         token_ids, slots = torch.where(experts_TA == expert)
-        gate_up = linear(x_TD[token_ids].to(dtype), gate_up_E2FD[expert].to(dtype))
-        hidden = gated_activation(gate_up, activation).to(x_TD.dtype)
-        expert_out = linear(hidden.to(dtype), down_EDF[expert].to(dtype))
-        weighted = expert_out.to(x_TD.dtype).float() * weights_TA[token_ids, slots].unsqueeze(1)
+        expert_out = one_expert(
+            x_TD[token_ids], gate_up_E2FD[expert], down_EDF[expert], activation, dtype
+        )
+        weighted = expert_out.float() * weights_TA[token_ids, slots].unsqueeze(1)
         out_TD = out_TD.index_add(0, token_ids, weighted)
     return out_TD.to(x_TD.dtype)
+
+
+def one_expert(
+    x_TD: Tensor,
+    gate_up_2FD: Tensor,
+    down_DF: Tensor,
+    activation: Activation,
+    products: torch.dtype | None = None,
+) -> Tensor:
+    """What an expert makes of tokens, of which there may be none."""
+    dtype = products or x_TD.dtype
+    gate_up = linear(x_TD.to(dtype), gate_up_2FD.to(dtype))
+    hidden = gated_activation(gate_up, activation).to(x_TD.dtype)
+    return linear(hidden.to(dtype), down_DF.to(dtype)).to(x_TD.dtype)

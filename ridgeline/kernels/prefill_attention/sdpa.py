@@ -80,11 +80,38 @@ def has_windows() -> bool:
     return "window_size" in inspect.signature(varlen_attn).parameters
 
 
+@lru_cache
+def aligns_at_end(device: torch.device) -> bool:
+    """Whether `varlen_attn` takes fewer queries for the last of their keys, as flash attention does
+    from 2.1 on. Its documentation does not say, and taken for the first they would be wrong without
+    a word: the device is asked, once.
+    """
+    q = torch.zeros(2, 1, 64, dtype=torch.bfloat16, device=device)
+    v = torch.tensor([0.0, 1.0, 2.0, 4.0], dtype=torch.bfloat16, device=device)
+    packings = [Packing(torch.tensor([0, n], dtype=torch.int32, device=device), n) for n in (2, 4)]
+    with torch.no_grad():
+        out = any_prompts(
+            q,
+            torch.zeros(4, 1, 64, dtype=torch.bfloat16, device=device),
+            v.view(4, 1, 1).expand(4, 1, 64).contiguous(),
+            packings[0],
+            AttentionSpec(1.0),
+            packings[1],
+        )
+    # the means of the first three values, and of all
+    return [round(value, 2) for value in out[:, 0, 0].tolist()] == [1.0, 1.75]
+
+
 def any_prompts(
-    q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, packing: Packing, spec: AttentionSpec
+    q_TNH: Tensor,
+    k_TKH: Tensor,
+    v_TKH: Tensor,
+    packing: Packing,
+    spec: AttentionSpec,
+    keys: Packing | None = None,
 ) -> Tensor:
     """Packed prompts of any lengths through `varlen_attn`, whose arguments change from torch to
-    torch.
+    torch. Where there are more keys than queries, these are the last of them (`aligns_at_end`).
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -96,7 +123,8 @@ def any_prompts(
         raise UnsupportedError("this torch's varlen_attn has no windows; use torch 2.13")
     if "enable_gqa" in known:
         options["enable_gqa"] = True
-    starts, longest = packing.starts, packing.most_new(len(q_TNH))
-    out = varlen_attn(q_TNH, k_TKH, v_TKH, starts, starts, longest, longest, **options)
+    keys = keys or packing
+    most = packing.most_new(len(q_TNH)), keys.most_new(len(k_TKH))
+    out = varlen_attn(q_TNH, k_TKH, v_TKH, packing.starts, keys.starts, *most, **options)
     assert isinstance(out, Tensor)
     return out

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ridgeline.errors import UsageError
+from ridgeline.parallel.context import check_sequence
 from ridgeline.parallel.layout import Layout, divisor_below
 
 
@@ -26,14 +27,7 @@ def check_under_layout(config: Any) -> None:
             f"micro_batch is {micro}, which does not divide the {own} sequences that each rank has "
             f"of a batch of {sequences}; try {divisor_below(own, micro)}"
         )
-    length = config.data.sequence_length
-    layout.tokens(0, length)
-    if layout.sequence and length // layout.context % layout.tensor:
-        near = max(1, length // (layout.context * layout.tensor)) * layout.context * layout.tensor
-        raise UsageError(
-            f"{length} tokens cannot be shared by {layout.tensor} ranks of tensor; try "
-            f"--sequence-length {near}, or sequence=false in the layout"
-        )
+    check_sequence(layout, config.data.sequence_length)
 
 
 def _undone(config: Any) -> Iterator[tuple[str, str]]:

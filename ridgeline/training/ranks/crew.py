@@ -3,7 +3,7 @@
     crew = Crew(mesh, config)
     crew.is_first                       # writes files and shows the run
     seconds, = crew.of_first(seconds)       # the first rank's, on all
-    loader = Loader(..., part=crew.part, cut=crew.cut)
+    loader = Loader(..., part=crew.part, cut=crew.cut(model_config))
 
 Alone, every question has the asker's own answer.
 """
@@ -18,8 +18,10 @@ from torch import distributed
 
 from ridgeline.data.loading.loader import BatchPart
 from ridgeline.data.loading.packing import PackedBatch
+from ridgeline.models import ModelConfig
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.training.config import TrainConfig
+from ridgeline.training.ranks.context import Cut, context_cut
 
 dist: Any = distributed
 Item = TypeVar("Item")
@@ -39,9 +41,15 @@ class Crew:
         size = self._config.batch.size
         return BatchPart(size, self.layout.sequences(self.mesh.rank, size))
 
-    def own_passes(self, sequences: Sequence[PackedBatch]) -> list[PackedBatch]:
-        """Of a whole batch, one sequence each, those that this rank runs."""
-        return [sequences[i] for i in self.part.own]
+    def cut(self, model: ModelConfig) -> Cut:
+        """What this rank has of a batch's tokens."""
+        length = self._config.data.sequence_length
+        return context_cut(model, self.layout, self.mesh.rank, length)
+
+    def own_passes(self, sequences: Sequence[PackedBatch], model: ModelConfig) -> list[PackedBatch]:
+        """Of a whole batch, one sequence each, what this rank runs; made on the host."""
+        cut = self.cut(model)
+        return [cut(sequences[i]).to(self.mesh.device) for i in self.part.own]
 
     def of_first(self, *numbers: float) -> tuple[float, ...]:
         """The first rank's numbers, on all."""

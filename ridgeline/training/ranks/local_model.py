@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.families.names import Index
-from ridgeline.parallel.degrees import rank_config
+from ridgeline.models.transformer import ExpertMLP
+from ridgeline.parallel.degrees import check_experts, rank_config
 from ridgeline.parallel.holdings import Holdings, Part, Region
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.shards import whole_shapes
@@ -49,14 +50,16 @@ def local_config(config: ModelConfig, mesh: Mesh) -> ModelConfig:
 
 def local_model(config: ModelConfig, mesh: Mesh, dtype: torch.dtype) -> LocalModel:
     """Allocated and not yet written."""
+    check_experts(config, mesh.layout)
     holdings = Holdings(config, mesh.layout)
     with torch.device("meta"):
         model = Transformer(local_config(config, mesh))
+    keep_experts(model, mesh.layout.expert)
     if needs_sharding(mesh):
         devices = weights_mesh(mesh)
         for block in model.layers:
             _allocate(block, dtype, mesh.device)
-            shard_block(block, devices)
+            shard_block(block, devices, own_experts(block) if mesh.layout.expert > 1 else ())
         _allocate_root(model, dtype, mesh.device)
         shard_root(model, devices, loss_of)
     else:
@@ -73,6 +76,19 @@ def local_model(config: ModelConfig, mesh: Mesh, dtype: torch.dtype) -> LocalMod
         assert part.local_shape == tuple(local_tensor(parameters[name]).shape), (name, part)
         parts[name] = part
     return LocalModel(model, parameters, parts, {name: shapes[name] for name in parts})
+
+
+def keep_experts(model: Transformer, num_ranks: int) -> None:
+    """**In the model**, without memory yet: the experts of one of so many ranks."""
+    for block in model.layers if num_ranks > 1 else ():
+        for weight in own_experts(block):
+            weight.data = weight.data[: len(weight) // num_ranks].clone()
+
+
+def own_experts(block: Any) -> tuple[nn.Parameter, ...]:
+    """Weights that lie whole on a rank of an expert group."""
+    mlp = block.mlp
+    return (mlp.gate_up, mlp.down) if isinstance(mlp, ExpertMLP) else ()
 
 
 def _allocate(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:

@@ -64,8 +64,9 @@ def prove(model: ModelConfig, train: TrainConfig, mesh: Mesh) -> Proof:
     optimizer = torch.optim.AdamW(whole.parameters(), betas=(0.9, 0.95), eps=EPS, weight_decay=0.0)
     worst, problem = 0.0, None
     for step in range(STEPS):
-        batch = sequences(order, small.vocab_size, step, mesh.device)
-        passes = crew.own_passes(batch)
+        on_host = sequences(order, small.vocab_size, step)
+        passes = crew.own_passes(on_host, small)
+        batch = [each.to(mesh.device) for each in on_host]
         expected = naive_gradients(whole, batch)
         _, _, gradients = trainer.gradients(passes)
         differences = compared(gradients, expected, trainer.local.parts)
@@ -148,9 +149,7 @@ def proving_order(train: TrainConfig, layout: Layout) -> TrainConfig:
     )
 
 
-def sequences(
-    order: TrainConfig, vocab_size: int, seed: int, device: torch.device
-) -> list[PackedBatch]:
+def sequences(order: TrainConfig, vocab_size: int, seed: int) -> list[PackedBatch]:
     """Each of two documents, of which a few tokens are not learned: other counts in each."""
     length = order.data.sequence_length
     generator = torch.Generator().manual_seed(seed)
@@ -163,7 +162,7 @@ def sequences(
         targets[: number % 5] = IGNORED
         positions = torch.cat([torch.arange(first), torch.arange(length - first)])
         starts = torch.tensor([0, first, length], dtype=torch.int32)
-        made.append(PackedBatch(ids, targets, positions, starts).to(device))
+        made.append(PackedBatch(ids, targets, positions, starts))
     return made
 
 

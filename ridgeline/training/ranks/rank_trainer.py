@@ -18,6 +18,7 @@ from ridgeline.training.config import TrainConfig
 from ridgeline.training.ranks.local_model import LocalModel, fill_from, local_model
 from ridgeline.training.ranks.sums import RankSharing
 from ridgeline.training.stepping.cut import MatrixCut
+from ridgeline.training.stepping.experts import DropCounts, ExpertCut
 from ridgeline.training.stepping.ops import TrainingOps
 from ridgeline.training.stepping.precision import PRECISIONS, Weights
 from ridgeline.training.stepping.step import Trainer
@@ -57,6 +58,8 @@ def rank_trainer(
         weights=Weights(local.parameters, plan, masters),
         sharing=RankSharing(mesh, local.parts),
         cut=matrix_cut(mesh),
+        context=mesh.axis("context") if mesh.layout.context > 1 else None,
+        experts=expert_cut(mesh),
     )
     trainer.mesh, trainer.local, trainer.whole = mesh, local, config
     return trainer
@@ -66,6 +69,12 @@ def matrix_cut(mesh: Mesh) -> MatrixCut | None:
     if mesh.layout.tensor == 1:
         return None
     return MatrixCut(mesh.axis("tensor"), mesh.layout.sequence)
+
+
+def expert_cut(mesh: Mesh) -> ExpertCut | None:
+    if mesh.layout.expert == 1:
+        return None
+    return ExpertCut(mesh.axis("expert"), mesh.layout.capacity, DropCounts(mesh.device))
 
 
 def whole_tensors(model: Transformer) -> Iterator[tuple[str, Index, Tensor]]:

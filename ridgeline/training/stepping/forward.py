@@ -32,11 +32,14 @@ from ridgeline.models.transformer import (
     RMSNorm,
     RopeAngles,
 )
+from ridgeline.parallel.mesh import Axis
 from ridgeline.products import product_dtype
 from ridgeline.training.config import Recomputation
 from ridgeline.training.loss import head_loss
 from ridgeline.training.methods.rounded import RoundedWeights
+from ridgeline.training.stepping.context import CutBatch
 from ridgeline.training.stepping.cut import MatrixCut
+from ridgeline.training.stepping.experts import ExpertCut
 from ridgeline.training.stepping.fp8 import Fp8Plan
 from ridgeline.training.stepping.fused import (
     Passes,
@@ -62,11 +65,13 @@ class ForwardPlan:
     rounded: RoundedWeights | None = None
     attention: AttentionPath | None = None  # None: the fastest for what is given
     cut: MatrixCut | None = None  # each rank has a part of every matrix
+    context: Axis | None = None  # each rank has some tokens of every sequence
+    experts: ExpertCut | None = None  # each rank has some experts of every layer
 
     @cached_property
     def passes(self) -> Passes:
         recomputes = self.recomputation in ("elementwise", "attention")
-        return Passes(self.ops, recomputes, self.fp8, self.rounded, self.cut)
+        return Passes(self.ops, recomputes, self.fp8, self.rounded, self.cut, self.experts)
 
 
 BlockPass = Callable[..., tuple[Tensor, Tensor]]
@@ -87,17 +92,26 @@ class BatchDocuments:
         self.positions_T = batch.positions
         self._documents = Documents(batch.starts, batch.lengths, batch.is_padded)
         self._plan = plan
+        self._cut = batch if isinstance(batch, CutBatch) else None
+        assert (self._cut is None) == (plan.context is None), "all tokens on every rank of context"
 
     @cached_property
     def lengths_T(self) -> Tensor:
+        if self._cut is not None:
+            return self._cut.document_lengths
         lengths = self._documents.starts.diff()
         return lengths.repeat_interleave(lengths, output_size=len(self.positions_T))
 
     def attend(self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, spec: AttentionSpec) -> Tensor:
         dtype = product_dtype(q_TNH.dtype, q_TNH.device)
         q, k, v = (each.to(dtype) for each in (q_TNH, k_TKH, v_TKH))
+        keys = None
+        if self._cut is not None:
+            shares, axis = self._cut.plan_for(spec), self._plan.context
+            assert axis is not None
+            (k, v), keys = shares.shared(k, v, axis), shares.documents
         out_TNH = document_attention(
-            q, k, v, self._documents, spec, self._plan.attention, self._plan.deterministic
+            q, k, v, self._documents, spec, self._plan.attention, self._plan.deterministic, keys
         )
         return out_TNH.to(q_TNH.dtype)
 
@@ -211,11 +225,15 @@ def mlp_half(block: Block, stream: PendingStream, passes: Passes) -> tuple[Tenso
 
 
 def experts_update(mlp: ExpertMLP, x_TD: Tensor, norm: RMSNorm, passes: Passes) -> Tensor:
-    if passes.cut is None:
+    if passes.cut is None and passes.experts is None:
         update_TD: Tensor = mlp(x_TD, norm)
         return update_TD
-    normed_TD = passes.cut.enter(plain_norm(x_TD, norm, passes))
-    return passes.cut.leave(mlp.routed(normed_TD))
+    normed_TD = plain_norm(x_TD, norm, passes)
+    if passes.cut is not None:
+        normed_TD = passes.cut.enter(normed_TD)
+    routed = mlp.routed if passes.experts is None else partial(passes.experts.routed, mlp)
+    update_TD = routed(normed_TD)
+    return update_TD if passes.cut is None else passes.cut.leave(update_TD)
 
 
 def split_heads(

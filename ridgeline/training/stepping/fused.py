@@ -26,6 +26,7 @@ from ridgeline.models.transformer import Linear, RMSNorm
 from ridgeline.products import product
 from ridgeline.training.methods.rounded import RoundedWeights
 from ridgeline.training.stepping.cut import MatrixCut
+from ridgeline.training.stepping.experts import ExpertCut
 from ridgeline.training.stepping.fp8 import Fp8Plan, ProductFront, fp8_linear
 from ridgeline.training.stepping.frozen import frozen_linear, is_frozen
 from ridgeline.training.stepping.gradient_products import bias_gradient, weight_gradient
@@ -41,6 +42,7 @@ class Passes:
     fp8: Fp8Plan | None = None  # products of layers in fp8
     rounded: RoundedWeights | None = None  # weights that products take in rounded form
     cut: MatrixCut | None = None  # each rank has a part of every matrix
+    experts: ExpertCut | None = None  # each rank has some experts of every layer
 
     def values(self, weight_OD: Tensor) -> Tensor:
         """What a product takes of a weight that is learned."""

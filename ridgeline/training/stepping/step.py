@@ -25,6 +25,7 @@ from ridgeline.data.loading.packing import PackedBatch
 from ridgeline.errors import NumericsError, UsageError
 from ridgeline.kernels.document_attention import AttentionPath
 from ridgeline.models import ModelConfig, Transformer
+from ridgeline.parallel.mesh import Axis
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.loss import head_loss
 from ridgeline.training.methods.rounded import RoundedWeights
@@ -36,6 +37,7 @@ from ridgeline.training.stepping.captured import (
 )
 from ridgeline.training.stepping.cut import MatrixCut
 from ridgeline.training.stepping.distillation import Teacher
+from ridgeline.training.stepping.experts import ExpertCut
 from ridgeline.training.stepping.forward import ForwardPlan, hidden_states, loss_of
 from ridgeline.training.stepping.fp8 import Fp8Plan, Fp8Weights
 from ridgeline.training.stepping.gradients import GradientSum, scale_of
@@ -135,6 +137,8 @@ class Trainer:
         weights: Weights | None = None,
         sharing: Sharing = ALONE,
         cut: MatrixCut | None = None,
+        context: Axis | None = None,
+        experts: ExpertCut | None = None,
     ) -> None:
         assert config.precision != "auto", "with_auto comes first"
         device = model.embed.weight.device
@@ -145,7 +149,7 @@ class Trainer:
         self._is_halted = torch.zeros((), dtype=torch.bool, device=device)
         self.weights = weights or Weights(parameters or dict(model.named_parameters()), plan)
         self.sharing = sharing
-        self._cut = cut
+        self._cut, self._context, self._experts = cut, context, experts
         self._num_weights = sharing.num_weights(self.weights.num_elements)
         self.optimizer = Optimizer(self.weights, config.optimizer, config.seed)
         self.loss_scale = LossScale() if plan.scales_loss else None
@@ -185,6 +189,8 @@ class Trainer:
             self.rounded,
             attention,
             self._cut,
+            self._context,
+            self._experts,
         )
         captured = None
         if config.graphs:

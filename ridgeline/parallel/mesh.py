@@ -150,9 +150,10 @@ def join_mesh(
         )
         mesh = Mesh(layout, rank, device)
         for name, groups in named_groups(layout, num_kv_heads).items():
-            own = [ranks for ranks in groups if rank in ranks]
-            if own and len(own[0]) > 1:
-                mesh.axes[name] = Axis(name, own[0], rank, _made(own[0], size, None))
+            own = next(ranks for ranks in groups if rank in ranks)
+            group = _made(own, size, None)
+            if len(own) > 1:
+                mesh.axes[name] = Axis(name, own, rank, group)
         if size > 1:
             control = "fake" if backend == "fake" else "gloo"
             mesh.control = Axis("all", range(size), rank, _made(range(size), size, control))
@@ -178,7 +179,9 @@ def check_size(layout: Layout, size: int) -> None:
 def named_groups(
     layout: Layout, num_kv_heads: int | None
 ) -> dict[GroupName, list[tuple[int, ...]]]:
-    """All groups of each name that has some with several ranks. The same order on every rank."""
+    """All groups of each name that has some with several ranks. The same order on every rank, and
+    each rank is in one of each name: torch counts a rank's groups to name the next one.
+    """
     names: tuple[AxisName | Joined, ...] = (
         "tensor", "context", "shard", "replicate", "pipeline", "data", "gradient", "all",
     )  # fmt: skip
@@ -192,7 +195,9 @@ def named_groups(
         groups["expert"] = list(dict.fromkeys(layout.group(rank, "expert") for rank in ranks))
         groups["expert_copies"] = list(dict.fromkeys(layout.expert_copies(rank) for rank in ranks))
     if layout.pipeline > 1:
-        groups["tied"] = [(ranks[0], ranks[-1]) for ranks in layout.groups("pipeline")]
+        lines = layout.groups("pipeline")
+        groups["tied"] = [(ranks[0], ranks[-1]) for ranks in lines]
+        groups["tied"] += [(rank,) for ranks in lines for rank in ranks[1:-1]]
     if num_kv_heads is not None and layout.tensor > num_kv_heads:
         copies = layout.tensor // num_kv_heads
         groups["kv"] = [

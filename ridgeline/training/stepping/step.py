@@ -137,7 +137,7 @@ class Trainer:
         cut: MatrixCut | None = None,
     ) -> None:
         assert config.precision != "auto", "with_auto comes first"
-        device = model.embed.weight.device
+        device = next(model.parameters()).device
         if ops is None:
             check_precision(config.precision, str(device))
         plan = PRECISIONS[config.precision].with_moments(config.optimizer.moments)
@@ -293,6 +293,14 @@ class Trainer:
                 "check that the data has text to learn (an assistant's, or a completion)"
             )
         seed = 1.0 if self.loss_scale is None else self.loss_scale.value / count
+        total, gradients = self._run(batches, seed)
+        if self.rounded is not None:
+            self.rounded.finish(gradients)
+        self.sharing.finish(gradients)
+        return total, count, gradients
+
+    def _run(self, batches: Sequence[PackedBatch], seed: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """All passes: the summed loss, and gradients of it times `seed`."""
         self._sums.begin(len(batches))
         total = torch.zeros((), device=batches[0].ids.device)
         gradients: dict[str, Tensor] = {}
@@ -304,10 +312,7 @@ class Trainer:
                 total += loss
         if self.mode.captured is None:
             gradients = self._sums.take()
-        if self.rounded is not None:
-            self.rounded.finish(gradients)
-        self.sharing.finish(gradients)
-        return total, count, gradients
+        return total, gradients
 
     def _pass(self, batch: PackedBatch, seed: float) -> Tensor:
         """Forward and backward; the summed loss."""

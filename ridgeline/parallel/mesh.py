@@ -189,7 +189,9 @@ def join_mesh(
         )
         mesh = Mesh(layout, rank, device)
         for name, ranks in own_groups(layout, rank).items():
-            mesh.axes[name] = Axis(name, ranks, rank, _made(ranks, size, None), pulse)
+            group = _made(ranks, size, None)
+            if len(ranks) > 1:
+                mesh.axes[name] = Axis(name, ranks, rank, group, pulse)
         if size > 1:
             control = "fake" if backend == "fake" else "gloo"
             group = _made(range(size), size, control)
@@ -206,7 +208,9 @@ def leave_mesh() -> None:
 
 
 def own_groups(layout: Layout, rank: int) -> dict[GroupName, tuple[int, ...]]:
-    """The groups of a rank that have several. The same order on every rank."""
+    """The groups of a rank. The same names in the same order on every rank: torch counts a rank's
+    groups to name the next one.
+    """
     names: tuple[AxisName | Joined, ...] = (
         "tensor", "context", "shard", "replicate", "pipeline", "data", "gradient", "all",
     )  # fmt: skip
@@ -220,9 +224,12 @@ def own_groups(layout: Layout, rank: int) -> dict[GroupName, tuple[int, ...]]:
     if layout.expert > 1:
         groups["expert"] = layout.group(rank, "expert")
         groups["expert_copies"] = layout.expert_copies(rank)
-    if rank in (groups["pipeline"][0], groups["pipeline"][-1]):
-        groups["tied"] = (groups["pipeline"][0], groups["pipeline"][-1])
-    return {name: ranks for name, ranks in groups.items() if len(set(ranks)) > 1}
+    groups = {name: ranks for name, ranks in groups.items() if len(ranks) > 1}
+    if layout.pipeline > 1:
+        line = layout.group(rank, "pipeline")
+        is_end = rank in (line[0], line[-1])
+        groups["tied"] = (line[0], line[-1]) if is_end else (rank,)
+    return groups
 
 
 def _made(ranks: Sequence[int], size: int, backend: str | None) -> Any:

@@ -68,12 +68,19 @@ def _same_weights(mesh: Mesh) -> list[list[int]]:
 
 
 def shard_block(
-    block: nn.Module, devices: DeviceMesh, keep_whole: Iterable[nn.Parameter] = ()
+    block: nn.Module,
+    devices: DeviceMesh,
+    keep_whole: Iterable[nn.Parameter] = (),
+    *,
+    stays_whole: bool = False,
 ) -> None:
-    """One that has memory; what it had is let go of."""
+    """One that has memory; what it had is let go of. With `stays_whole` its weights are gathered
+    once for all passes of a step.
+    """
     owner: Any = block
     owner.training_pass = MethodType(block_pass, block)
-    _shard(block, devices, "training_pass", keep_whole)
+    _shard(block, devices, keep_whole, stays_whole)
+    register_fsdp_forward_method(block, "training_pass")
 
 
 def shard_root(
@@ -85,17 +92,28 @@ def shard_root(
     """What is left: embedding, last norm, head. They are whole for all of a pass."""
     owner: Any = model
     owner.training_loss = MethodType(loss, model)
-    _shard(model, devices, "training_loss", keep_whole)
+    _shard(model, devices, keep_whole)
+    register_fsdp_forward_method(model, "training_loss")
+
+
+def shard_stage(
+    stage: nn.Module, devices: DeviceMesh, keep_whole: Iterable[nn.Parameter] = ()
+) -> None:
+    """What a pipeline's stage has besides its blocks, which are sharded and stay whole."""
+    _shard(stage, devices, keep_whole, stays_whole=True)
 
 
 def _shard(
-    module: nn.Module, devices: DeviceMesh, method: str, keep_whole: Iterable[nn.Parameter]
+    module: nn.Module,
+    devices: DeviceMesh,
+    keep_whole: Iterable[nn.Parameter],
+    stays_whole: bool = False,
 ) -> None:
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    when: dict[str, Any] = {"reshard_after_forward": False} if stays_whole else {}
     sharded: Any = fully_shard(
-        module, mesh=devices, mp_policy=policy, ignored_params=set(keep_whole)
+        module, mesh=devices, mp_policy=policy, ignored_params=set(keep_whole), **when
     )
     sharded.set_gradient_divide_factor(1.0)
     # Alone, the factor makes a reduction that gloo does not have.
     sharded.set_force_sum_reduction_for_comms(True)
-    register_fsdp_forward_method(module, method)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.families.names import Index
@@ -25,18 +26,21 @@ from ridgeline.training.ranks.fully_sharded import (
     needs_sharding,
     shard_block,
     shard_root,
+    shard_stage,
     weights_mesh,
 )
+from ridgeline.training.ranks.stages import StageModel, stage_models
 from ridgeline.training.stepping.forward import loss_of
 from ridgeline.training.stepping.gradients import local_tensor
 
 
 @dataclass(frozen=True)
 class LocalModel:
-    model: Transformer
-    parameters: Mapping[str, nn.Parameter]  # by the whole model's names
+    model: Transformer  # with a pipeline the first of the stages
+    parameters: Mapping[str, nn.Parameter]  # by the whole model's names, and in its order
     parts: Mapping[str, Part]
     shapes: Mapping[str, tuple[int, ...]]  # of the whole parameters
+    stages: tuple[StageModel, ...] = ()  # of a pipeline
 
     def tensors(self) -> dict[str, Tensor]:
         """What lies on this rank of each: the memory itself."""
@@ -52,35 +56,49 @@ def local_model(config: ModelConfig, mesh: Mesh, dtype: torch.dtype) -> LocalMod
     """Allocated and not yet written."""
     check_experts(config, mesh.layout)
     holdings = Holdings(config, mesh.layout)
+    own = local_config(config, mesh)
+    stages: tuple[StageModel, ...] = ()
     with torch.device("meta"):
-        model = Transformer(local_config(config, mesh))
-    keep_experts(model, mesh.layout.expert)
-    if needs_sharding(mesh):
-        devices = weights_mesh(mesh)
-        for block in model.layers:
-            _allocate(block, dtype, mesh.device)
-            shard_block(block, devices, own_experts(block) if mesh.layout.expert > 1 else ())
-        _allocate_root(model, dtype, mesh.device)
-        shard_root(model, devices, loss_of)
-    else:
-        for block in model.layers:
-            _allocate(block, dtype, mesh.device)
-        _allocate_root(model, dtype, mesh.device)
-    model.config = replace(model.config, vocab_size=config.vocab_size)
-    shapes = whole_shapes(config)
-    parameters = dict(model.named_parameters())
+        if mesh.layout.pipeline == 1:
+            model = Transformer(own)
+        else:
+            stages = tuple(stage_models(own, holdings, mesh.rank))
+            model = stages[0]
+    devices = weights_mesh(mesh) if needs_sharding(mesh) else None
+    parameters: dict[str, nn.Parameter] = {}
+    for each in stages or (model,):
+        keep_experts(each, mesh.layout.expert)
+        _place(each, dtype, mesh, devices)
+        each.config = replace(each.config, vocab_size=config.vocab_size)
+        parameters |= each.named_parameters()
+    shapes = {name: shape for name, shape in whole_shapes(config).items() if name in parameters}
     parts = {}
-    for name in parameters:
-        part = holdings.of(name, shapes[name], mesh.rank)
+    for name, shape in shapes.items():
+        part = holdings.of(name, shape, mesh.rank)
         assert part is not None, name
         assert part.local_shape == tuple(local_tensor(parameters[name]).shape), (name, part)
         parts[name] = part
-    return LocalModel(model, parameters, parts, {name: shapes[name] for name in parts})
+    return LocalModel(model, {name: parameters[name] for name in shapes}, parts, shapes, stages)
+
+
+def _place(model: Transformer, dtype: torch.dtype, mesh: Mesh, devices: DeviceMesh | None) -> None:
+    """Give it memory, and cut it over the ranks that share weights."""
+    is_stage = isinstance(model, StageModel)
+    for block in model.layers.children():
+        _allocate(block, dtype, mesh.device)
+        if devices is not None:
+            whole = own_experts(block) if mesh.layout.expert > 1 else ()
+            shard_block(block, devices, whole, stays_whole=is_stage)
+    _allocate_root(model, dtype, mesh.device)
+    if devices is not None and is_stage:
+        shard_stage(model, devices)
+    elif devices is not None:
+        shard_root(model, devices, loss_of)
 
 
 def keep_experts(model: Transformer, num_ranks: int) -> None:
     """**In the model**, without memory yet: the experts of one of so many ranks."""
-    for block in model.layers if num_ranks > 1 else ():
+    for block in model.layers.children() if num_ranks > 1 else ():
         for weight in own_experts(block):
             weight.data = weight.data[: len(weight) // num_ranks].clone()
 
@@ -100,10 +118,10 @@ def _allocate(module: nn.Module, dtype: torch.dtype, device: torch.device) -> No
 
 def _allocate_root(model: Transformer, dtype: torch.dtype, device: torch.device) -> None:
     """What lies outside of the blocks; a tied head stays the embedding."""
-    root: Any = model
-    for module in (root.embed, root.norm, root.head):
-        _allocate(module, dtype, device)
-    if model.config.tied_embeddings:
+    for name, module in model.named_children():
+        if name != "layers":
+            _allocate(module, dtype, device)
+    if model.config.tied_embeddings and hasattr(model, "head"):
         model.head.weight = model.embed.weight
 
 

@@ -6,16 +6,19 @@ trainer.step(batches, lr)                   # its own sequences; every rank call
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from ridgeline.data.loading.packing import PackedBatch
+from ridgeline.errors import UsageError
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.families.names import Index
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.ranks.local_model import LocalModel, fill_from, local_model
+from ridgeline.training.ranks.pipeline import Pipeline
 from ridgeline.training.ranks.sums import RankSharing
 from ridgeline.training.stepping.cut import MatrixCut
 from ridgeline.training.stepping.experts import DropCounts, ExpertCut
@@ -32,6 +35,20 @@ class RankTrainer(Trainer):
     mesh: Mesh
     local: LocalModel
     whole: ModelConfig  # of the model of which this is a part
+    pipeline: Pipeline | None = None
+
+    def _run(self, batches: Sequence[PackedBatch], seed: float) -> tuple[Tensor, dict[str, Tensor]]:
+        if self.pipeline is None:
+            return super()._run(batches, seed)
+        return self.pipeline.run(batches, seed, self.mode.forward, self._sums)
+
+    def loss(self, batch: PackedBatch) -> Tensor:
+        """Of the text, summed over the batch's counted tokens. With a pipeline it has no gradients:
+        `step` and `gradients` run its backward passes.
+        """
+        if self.pipeline is None:
+            return super().loss(batch)
+        return self.pipeline.loss(batch, self.mode.forward)
 
 
 def rank_trainer(
@@ -42,6 +59,8 @@ def rank_trainer(
     ops: TrainingOps | None = None,
 ) -> RankTrainer:
     """`tensors` are those of the whole model, in any order; each rank keeps its part of them."""
+    if mesh.layout.pipeline > 1 and train.graphs:
+        raise UsageError("graphs cannot hold a pipeline's passes; remove --graphs, or pipeline")
     plan = PRECISIONS[train.precision].with_moments(train.optimizer.moments)
     mesh.join_kv_copies(config.num_kv_heads)
     local = local_model(config, mesh, plan.dtype)
@@ -56,13 +75,20 @@ def rank_trainer(
         train,
         ops=ops,
         weights=Weights(local.parameters, plan, masters),
-        sharing=RankSharing(mesh, local.parts),
+        sharing=RankSharing(mesh, local.parts, has_last_stage(mesh)),
         cut=matrix_cut(mesh),
         context=mesh.axis("context") if mesh.layout.context > 1 else None,
         experts=expert_cut(mesh),
     )
     trainer.mesh, trainer.local, trainer.whole = mesh, local, config
+    if local.stages:
+        trainer.pipeline = Pipeline(local.stages, mesh)
     return trainer
+
+
+def has_last_stage(mesh: Mesh) -> bool:
+    """Where the loss is."""
+    return mesh.layout.num_stages - 1 in mesh.layout.stages_of(mesh.rank)
 
 
 def matrix_cut(mesh: Mesh) -> MatrixCut | None:

@@ -10,13 +10,13 @@ Letters: T tokens, D hidden size, F MLP size, N query heads, K key-value heads, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ridgeline.data.loading.packing import PackedBatch
@@ -51,6 +51,7 @@ from ridgeline.training.stepping.fused import (
     rotated,
     row_linear,
 )
+from ridgeline.training.stepping.gradient_products import DeferredGradients
 from ridgeline.training.stepping.ops import TrainingOps
 
 
@@ -67,11 +68,20 @@ class ForwardPlan:
     cut: MatrixCut | None = None  # each rank has a part of every matrix
     context: Axis | None = None  # each rank has some tokens of every sequence
     experts: ExpertCut | None = None  # each rank has some experts of every layer
+    deferred: DeferredGradients | None = None  # where products leave weights' gradients for later
 
     @cached_property
     def passes(self) -> Passes:
         recomputes = self.recomputation in ("elementwise", "attention")
-        return Passes(self.ops, recomputes, self.fp8, self.rounded, self.cut, self.experts)
+        return Passes(
+            self.ops,
+            recomputes,
+            self.fp8,
+            self.rounded,
+            self.cut,
+            self.experts,
+            self.deferred,
+        )
 
 
 BlockPass = Callable[..., tuple[Tensor, Tensor]]
@@ -118,20 +128,32 @@ class BatchDocuments:
 
 def hidden_states(model: Transformer, batch: PackedBatch, plan: ForwardPlan) -> Tensor:
     """[T, D] after the last norm: what the head takes."""
+    stream = run_layers(model.layers, embedded(model, batch.ids, plan), batch, plan)
+    return add_norm(stream.update_TD, stream.x_TD, model.norm, plan.passes)[0]
+
+
+def run_layers(
+    blocks: Iterable[nn.Module], x_TD: Tensor, batch: PackedBatch, plan: ForwardPlan
+) -> PendingStream:
+    """The stream behind these layers."""
+    layers = [block for block in blocks if isinstance(block, Block)]
     documents = BatchDocuments(batch, plan)
-    x_TD = embedded(model, batch.ids, plan)
-    ropes = {layer.rope for layer in model.config.layers if layer.rope is not None}
+    ropes = {block.attn.rope for block in layers if block.attn.rope is not None}
     angles = {rope: rope.angles(documents.positions_T, documents.lengths_T) for rope in ropes}
     stream = PendingStream(x_TD)
-    for block in model.layers:
-        assert isinstance(block, Block)
+    for block in layers:
         stream = run_block(block, stream, angles, documents, plan)
-    return add_norm(stream.update_TD, stream.x_TD, model.norm, plan.passes)[0]
+    return stream
 
 
 def loss_of(model: Transformer, batch: PackedBatch, plan: ForwardPlan) -> Tensor:
     """Of the text, summed over the batch's counted tokens."""
-    hidden_TD = hidden_states(model, batch, plan)
+    return loss_behind(model, hidden_states(model, batch, plan), batch, plan)
+
+
+def loss_behind(
+    model: Transformer, hidden_TD: Tensor, batch: PackedBatch, plan: ForwardPlan
+) -> Tensor:
     if plan.cut is not None:
         return plan.cut.loss(hidden_TD, model.head.weight, batch.targets, model.config)
     return head_loss(model, hidden_TD, batch.targets)

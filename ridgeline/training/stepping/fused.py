@@ -29,7 +29,11 @@ from ridgeline.training.stepping.cut import MatrixCut
 from ridgeline.training.stepping.experts import ExpertCut
 from ridgeline.training.stepping.fp8 import Fp8Plan, ProductFront, fp8_linear
 from ridgeline.training.stepping.frozen import frozen_linear, is_frozen
-from ridgeline.training.stepping.gradient_products import bias_gradient, weight_gradient
+from ridgeline.training.stepping.gradient_products import (
+    DeferredGradients,
+    bias_gradient,
+    weight_gradient,
+)
 from ridgeline.training.stepping.ops import Gain, TrainingOps
 
 
@@ -43,6 +47,7 @@ class Passes:
     rounded: RoundedWeights | None = None  # weights that products take in rounded form
     cut: MatrixCut | None = None  # each rank has a part of every matrix
     experts: ExpertCut | None = None  # each rank has some experts of every layer
+    deferred: DeferredGradients | None = None  # where products leave weights' gradients for later
 
     def values(self, weight_OD: Tensor) -> Tensor:
         """What a product takes of a weight that is learned."""
@@ -82,7 +87,7 @@ class NormLinear(torch.autograd.Function):
         gain = Gain.of(ctx.norm)
         if normed_TD is None:
             normed_TD, _ = ctx.passes.ops.norm(hidden_TD, gain, None)
-        grad_weight = weight_gradient(ctx.weight, grad_TO, normed_TD)
+        grad_weight = weight_gradient(ctx.weight, grad_TO, normed_TD, ctx.passes.deferred)
         del normed_TD
         grad_normed_TD = product(grad_TO, ctx.passes.values(ctx.weight))
         grad_TD, grad_gain_D = ctx.passes.ops.norm_backward(
@@ -194,7 +199,7 @@ class GatedLinear(torch.autograd.Function):
         )
         if inner_TF is None:
             inner_TF = grad_inner_TF  # what the pass left there
-        grad_weight = weight_gradient(ctx.weight, grad_TO, inner_TF)
+        grad_weight = weight_gradient(ctx.weight, grad_TO, inner_TF, ctx.passes.deferred)
         return grad_T2F, grad_weight, bias_gradient(ctx.bias, grad_TO), None, None
 
 
@@ -227,7 +232,7 @@ class PlainLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor | None, ...]:
         (x_TD,) = ctx.saved_tensors
-        grad_weight = weight_gradient(ctx.weight, grad_TO, x_TD)
+        grad_weight = weight_gradient(ctx.weight, grad_TO, x_TD, ctx.passes.deferred)
         grad_TD = product(grad_TO, ctx.passes.values(ctx.weight))
         return grad_TD, grad_weight, bias_gradient(ctx.bias, grad_TO), None
 

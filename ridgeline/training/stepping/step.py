@@ -141,7 +141,7 @@ class Trainer:
         experts: ExpertCut | None = None,
     ) -> None:
         assert config.precision != "auto", "with_auto comes first"
-        device = model.embed.weight.device
+        device = next(model.parameters()).device
         if ops is None:
             check_precision(config.precision, str(device))
         plan = PRECISIONS[config.precision].with_moments(config.optimizer.moments)
@@ -309,6 +309,14 @@ class Trainer:
     def _run_passes(
         self, batches: Sequence[PackedBatch], seed: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        total, gradients = self._run(batches, seed)
+        if self.rounded is not None:
+            self.rounded.finish(gradients)
+        self.sharing.finish(gradients)
+        return total, gradients
+
+    def _run(self, batches: Sequence[PackedBatch], seed: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """All passes: the summed loss, and gradients of it times `seed`."""
         self._sums.begin(len(batches))
         total = torch.zeros((), device=batches[0].ids.device)
         gradients: dict[str, Tensor] = {}
@@ -320,9 +328,6 @@ class Trainer:
                 total += loss
         if self.mode.captured is None:
             gradients = self._sums.take()
-        if self.rounded is not None:
-            self.rounded.finish(gradients)
-        self.sharing.finish(gradients)
         return total, gradients
 
     def _pass(self, batch: PackedBatch, seed: float) -> Tensor:

@@ -1,0 +1,195 @@
+"""The order of a pipeline's passes on each of its devices, and the share of the time in which they
+wait for each other (the bubble). Integers and floats, no torch: the orders are those of
+torch.distributed.pipelining, which runs them.
+
+    check_micro_batches(layout, 6)              # UsageError with the nearest number that works
+    pass_order(layout, 8, 0)                         # F0.0 F0.1 B0.0 …: of the first device
+    bubble_share(layout, 8)                     # of all devices' time
+    bubble_share(layout, 8, [PassTimes(forward=2.0), PassTimes(forward=1.0)])
+    in_flight(layout, 8, 0)                     # micro-batches whose activations it keeps at most
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Literal, NamedTuple
+
+from ridgeline.errors import UsageError
+from ridgeline.parallel.layout import Layout
+
+# Forward, backward, and with zero-bubble its two parts: for the inputs and for the weights.
+PassKind = Literal["F", "B", "I", "W"]
+
+
+class StagePass(NamedTuple):
+    """What a device does next."""
+
+    kind: PassKind
+    stage: int  # of all stages
+    micro: int  # which micro-batch
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """Of one micro-batch through one stage, in any unit."""
+
+    forward: float = 1.0
+    inputs: float = 1.0  # the backward pass, as far as gradients flow back through the stage
+    weights: float = 1.0  # what is left of it: the weights' gradients
+
+    def of(self, kind: PassKind) -> float:
+        if kind == "B":
+            return self.inputs + self.weights
+        return {"F": self.forward, "I": self.inputs, "W": self.weights}[kind]
+
+
+def check_micro_batches(layout: Layout, num_micro: int) -> None:
+    """That the layout's schedule can run so many in a step."""
+    if layout.pipeline == 1 or _fits(layout, num_micro):
+        return
+    near = next(
+        number
+        for distance in count(1)
+        for number in (num_micro - distance, num_micro + distance)
+        if number > 0 and _fits(layout, number)
+    )
+    name = f"pipeline={layout.pipeline} with the schedule {layout.schedule}"
+    if layout.schedule == "1f1b":
+        needed = f"needs at least {layout.pipeline} micro-batches a step"
+    else:
+        rounds = num_micro // layout.pipeline
+        needed = f"runs micro-batches in {rounds} rounds of equal size"
+    raise UsageError(
+        f"{name} {needed}, and a step has {num_micro}; try {near} (the sequences of a step by "
+        "those of a micro-batch)"
+    )
+
+
+def _fits(layout: Layout, num_micro: int) -> bool:
+    if layout.schedule == "gpipe":
+        return num_micro >= 1
+    if layout.schedule == "1f1b":
+        return num_micro >= layout.pipeline
+    return num_micro >= 1 and num_micro % _rounds(layout, num_micro) == 0
+
+
+def _rounds(layout: Layout, num_micro: int) -> int:
+    """With several stages on a device: how often it goes through all of them."""
+    return max(1, num_micro // layout.pipeline)
+
+
+def pass_order(layout: Layout, num_micro: int, index: int) -> list[StagePass]:
+    """Of one device along the pipeline, in order."""
+    per_round = num_micro // _rounds(layout, num_micro)
+    stages = range(index, layout.num_stages, layout.pipeline)
+    total = num_micro * len(stages)
+    splits = layout.schedule == "zero-bubble"
+    forward = _passes("F", stages, per_round, total)
+    backward = list(_passes("I" if splits else "B", stages[::-1], per_round, total))
+    weights = iter([own._replace(kind="W") for own in backward] if splits else [])
+    order = [next(forward) for _ in range(_num_first(layout, num_micro, per_round, index))]
+    for number, own in enumerate(backward):
+        order += [each for each in (next(forward, None), own) if each is not None]
+        if splits and number >= index:
+            order.append(next(weights))
+    return order + list(weights)
+
+
+def _passes(
+    kind: PassKind, stages: Sequence[int], per_round: int, total: int
+) -> Iterator[StagePass]:
+    """A round's micro-batches through the first stage, then through the next."""
+    done: Counter[int] = Counter()
+    for number in range(total):
+        stage = stages[number // per_round % len(stages)]
+        yield StagePass(kind, stage, done[stage])
+        done[stage] += 1
+
+
+def _num_first(layout: Layout, num_micro: int, per_round: int, index: int) -> int:
+    """Forward passes before the first pair of both."""
+    behind = layout.pipeline - 1 - index
+    number = {
+        "gpipe": num_micro,
+        "1f1b": behind,
+        "interleaved": (layout.stages - 1) * per_round + 2 * behind,
+        "zero-bubble": (layout.stages - 1) * per_round + behind,
+    }[layout.schedule]
+    return min(number, num_micro * layout.stages)
+
+
+def bubble_share(
+    layout: Layout,
+    num_micro: int,
+    times: Sequence[PassTimes] | None = None,
+    transfer: float = 0.0,
+) -> float:
+    """Of the time of all devices along the pipeline, the part in which they have nothing to do.
+    `times` are those of each stage, by default alike; `transfer` passes between two stages.
+    """
+    check_micro_batches(layout, num_micro)
+    times = times or [PassTimes()] * layout.num_stages
+    assert len(times) == layout.num_stages, (len(times), layout.num_stages)
+    orders = [pass_order(layout, num_micro, index) for index in range(layout.pipeline)]
+    span = _span(orders, times, transfer)
+    work = sum(times[own.stage].of(own.kind) for order in orders for own in order)
+    return 1.0 - work / (span * layout.pipeline)
+
+
+def _span(
+    orders: Sequence[Sequence[StagePass]], times: Sequence[PassTimes], transfer: float
+) -> float:
+    """When the last device is done, each doing its passes in order as soon as it can."""
+    ends: dict[StagePass, float] = {}
+    clocks = [0.0] * len(orders)
+    places = [0] * len(orders)
+    last = len(times) - 1
+    while any(place < len(order) for place, order in zip(places, orders, strict=True)):
+        before = sum(places)
+        for index, order in enumerate(orders):
+            while places[index] < len(order):
+                own = order[places[index]]
+                source = _source(own, last)
+                if source is not None and source not in ends:
+                    break
+                ready = 0.0 if source is None else ends[source] + transfer
+                clocks[index] = max(clocks[index], ready) + times[own.stage].of(own.kind)
+                ends[own] = clocks[index]
+                places[index] += 1
+        assert sum(places) > before, "these orders wait for each other"
+    return max(clocks)
+
+
+def _source(own: StagePass, last: int) -> StagePass | None:
+    """What another device has to have sent; what is the device's own stands before it in order."""
+    if own.kind == "F" and own.stage > 0:
+        return own._replace(stage=own.stage - 1)
+    if own.kind in ("B", "I") and own.stage < last:
+        return own._replace(stage=own.stage + 1)
+    return None
+
+
+def in_flight(layout: Layout, num_micro: int, index: int) -> int:
+    """Passes through a stage whose activations a device keeps at once, at most. With zero-bubble
+    some of a pass's stay until its weights' gradients are computed; they count until then.
+    """
+    ends = "W" if layout.schedule == "zero-bubble" else "B"
+    now = most = 0
+    for own in pass_order(layout, num_micro, index):
+        now += (own.kind == "F") - (own.kind == ends)
+        most = max(most, now)
+    return most
+
+
+def stream_bytes(layout: Layout, num_tokens: int, hidden_size: int, element_bytes: int) -> int:
+    """What a device along the pipeline sends in a step at most: the stream of all tokens behind
+    each of its stages, and the gradient of the one before it. `num_tokens` are those of the step's
+    sequences that the pipeline has; context, and tensor with sequence, share them out.
+    """
+    if layout.pipeline == 1:
+        return 0
+    share = layout.context * (layout.tensor if layout.sequence else 1)
+    return 2 * layout.stages * num_tokens * hidden_size * element_bytes // share

@@ -20,7 +20,7 @@ from ridgeline.errors import UsageError
 from ridgeline.models import ModelConfig
 from ridgeline.models.families import describe_hf
 from ridgeline.parallel.layout import Layout
-from ridgeline.parallel.mesh import Mesh, alone, named_groups
+from ridgeline.parallel.mesh import Mesh, alone, own_groups
 from ridgeline.training.config import OptimizerOptions, TrainConfig
 from ridgeline.training.naive import naive_gradients
 from ridgeline.training.ranks.pipeline import filled_up
@@ -192,6 +192,9 @@ def test_filled_up_batches_count_the_same() -> None:
 def test_each_rank_is_in_one_group_of_each_name(layout: str) -> None:
     """torch names a group by how many a rank has: ranks that had fewer would wait for ever."""
     chosen = Layout.parse(layout)
-    for name, groups in named_groups(chosen, 2).items():
-        ranks = sorted(rank for group in groups for rank in group)
+    groups = [own_groups(chosen, rank) for rank in range(chosen.size)]
+    for each in groups:
+        assert list(each) == list(groups[0])
+    for name in groups[0]:
+        ranks = sorted(rank for group in {each[name] for each in groups} for rank in group)
         assert ranks == list(range(chosen.size)), name

@@ -22,6 +22,7 @@ from forked_processes import ForkedWorker
 from ridgeline.data.workload import Workload, WorkloadRequest, named_workload
 from ridgeline.engine import Engine, Sampling
 from ridgeline.hardware import detect
+from ridgeline.ladder.measuring import process
 from ridgeline.ladder.measuring.part import WorkloadPart, first_part, longer
 from ridgeline.ladder.measuring.process import COMMAND, Process, WorkerError
 from ridgeline.ladder.measuring.running import EngineRuns, NaiveRuns, Round
@@ -188,12 +189,27 @@ def test_a_workload_survives_its_file(tmp_path: Path) -> None:
 
 
 @pytest.fixture
+def forked_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first process is started as it is for a user, those that follow are forked."""
+    usual, started = process.start, list[Any]()
+
+    def start(command: Sequence[str], environment: Mapping[str, str], errors: int) -> Any:
+        is_first = not started
+        started.append(command)
+        if is_first:
+            return usual(command, environment, errors)
+        return ForkedWorker(environment, errors)
+
+    monkeypatch.setattr(process, "start", start)
+
+
+@pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(command: Sequence[str], environment: Mapping[str, str], errors: int) -> ForkedWorker:
         assert command == COMMAND
         return ForkedWorker(environment, errors)
 
-    monkeypatch.setattr("ridgeline.ladder.measuring.process.start", start)
+    monkeypatch.setattr(process, "start", start)
 
 
 @pytest.fixture
@@ -205,6 +221,7 @@ def bench(tmp_path: Path) -> Iterator[Processes]:
 
 
 @pytest.mark.sweep(keep=1)
+@pytest.mark.usefixtures("forked_later")
 def test_a_rung_whose_process_is_killed_is_recorded_and_the_climb_goes_on(
     bench: Processes,
 ) -> None:

@@ -2,8 +2,12 @@
 slower on two cores).
 
 The limit is set for this process and, through the environment, for those that tests start.
+
+What is there when all tests are collected stays: Python need not look at it each time it collects
+garbage, which takes half a second then.
 """
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +16,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+gc.disable()  # until all tests are collected
 cases = Path(__file__).parent.glob("field_*.py")
 pytest.register_assert_rewrite(*(path.stem for path in cases))  # what they find is told in full
 workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -20,6 +25,11 @@ os.environ["OMP_NUM_THREADS"] = str(threads)
 torch.set_num_threads(threads)
 settings.register_profile("untimed", deadline=None)  # nothing asserts on the clock
 settings.load_profile("untimed")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

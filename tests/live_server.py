@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import torch
+from forked_processes import forked_engine
 from safetensors.torch import save_file
 from server_faults import FAULTS, make_breakable
 from tiny_tokenizers import byte_level_json
@@ -96,6 +97,7 @@ class LiveServer:
             device="cpu",
             num_pages=1024,
             setup=partial(make_breakable, grammar_timeout=config.grammar_timeout),
+            early=forked_engine,
         )
         self.serving = Serving(self.engine, config.served_model_name or ("tiny",), config, sockets)
         self.url = self.serving.url

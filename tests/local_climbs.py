@@ -55,6 +55,7 @@ class Local:
     """A worker in this process."""
 
     speed: Callable[[dict[str, Any]], float] = staticmethod(usual_speed)
+    runs_curves = False  # over the batch; they take seconds where they are not scripted
     num_rounds = 0
     part = WorkloadPart(2)  # of a round
     whole_share = 1.0  # of a round's speed, where the whole is run
@@ -86,6 +87,17 @@ class Local:
             return {"output_tokens_per_s": rate, "wall_s": 1.0, "mean_batch": 1.0} | dict.fromkeys(
                 more
             )
+        if do == "curve" and not Local.runs_curves:
+            rate = Local.speed(self.specs[seat])
+            points = [
+                {
+                    "batch": batch,
+                    "output_tokens_per_s": rate * batch,
+                    "per_output_token_s": 1 / rate,
+                }
+                for batch in asked["batches"]
+            ]
+            return {"points": points}
         try:
             answer: dict[str, Any] = json.loads(json.dumps(self.worker.answer({"do": do, **asked})))
         except RidgelineError as error:

@@ -60,7 +60,7 @@ def _start() -> Early:
     memory = context.RawArray("d", NUM_VALUES)
     ours, theirs = context.Pipe()
     process = context.Process(
-        target=_run, args=(theirs, memory), name="ridgeline-engine", daemon=True
+        target=run_engine, args=(theirs, memory), name="ridgeline-engine", daemon=True
     )
     process.start()
     theirs.close()
@@ -84,7 +84,8 @@ def one_arena() -> None:
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
 
-def _run(connection: Connection, memory: Any) -> None:
+def run_engine(connection: Connection, memory: Any) -> None:
+    """The process, once it is forked."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the other one to act upon
     from ridgeline.engine.process.worker import run_early
 

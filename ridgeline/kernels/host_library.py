@@ -102,7 +102,7 @@ def build(op: str) -> Path:
     temporary = path.with_name(f".{os.getpid()}-{secrets.token_hex(4)}.so")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.parent):
+        with _locked(source(op)):
             if not path.is_file():
                 _compile(compiler, op, temporary)
                 os.replace(temporary, path)
@@ -115,9 +115,11 @@ def build(op: str) -> Path:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """By one at a time, where the file system has locks; a process that ends lets go."""
-    handle = os.open(folder, os.O_RDONLY)
+def _locked(file: Path) -> Iterator[None]:
+    """By one at a time, where the file system has locks; a process that ends lets go. Other sources
+    are built at the same time.
+    """
+    handle = os.open(file, os.O_RDONLY)
     try:
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)

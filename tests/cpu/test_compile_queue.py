@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -18,7 +17,13 @@ from tiny_tokenizers import byte_level_metadata
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Grammar
-from ridgeline.engine.grammars.compile_process import NUM_IDLE, Compiled
+from ridgeline.engine.grammars import compile_process
+from ridgeline.engine.grammars.compile_process import (
+    NUM_IDLE,
+    BeginCompile,
+    Compiled,
+    VocabularyLoaded,
+)
 from ridgeline.engine.grammars.compile_queue import TURNS_S, CompileLimits, CompileQueue, Turns
 from ridgeline.engine.grammars.compilers import Compilers, GrammarVocabulary, _failed
 from ridgeline.errors import GrammarError, RequestError
@@ -168,19 +173,19 @@ def test_processes_are_halted_and_killed(
     compilers: Compilers, vocabulary: GrammarVocabulary
 ) -> None:
     assert compilers.submit(vocabulary, TINY, 1).result(60) is not None  # all is loaded
-    compilers.limits = CompileLimits(timeout_s=1.0)
     slow = [compilers.submit(vocabulary, slow_grammar(number), 1) for number in range(3)]
     assert compilers.submit(vocabulary, TINY, 1).result(60) is not None
     assert not any(task.done() for task in slow)
     compilers.abandon(slow[0])  # nobody waits for it
     until(lambda: compilers.num_pending == 2, 60)
+    compilers.limits = CompileLimits(timeout_s=1.0)
+    with pytest.raises(GrammarError, match="not closed"):
+        compilers.submit(vocabulary, Grammar.regex("((("), 1).result(60)  # it looks again
     for task in slow[1:]:
         with pytest.raises(GrammarError, match=r"cannot be followed: .* longer than 1 s"):
             task.result(60)
     until(lambda: len(children_of(compilers)) == NUM_IDLE, 60)
     assert "T" not in {state for state, _ in children_of(compilers).values()}
-    with pytest.raises(GrammarError, match="not closed"):
-        compilers.submit(vocabulary, Grammar.regex("((("), 1).result(60)
 
 
 def test_a_key_with_too_many_slow_ones_is_told(
@@ -225,31 +230,44 @@ def test_who_waits_too_long_for_the_second_compiling_is_told(
 ) -> None:
     """It cannot be interrupted: who is compiled, and who waits behind it, hear all the same."""
     compilers.limits = CompileLimits()
-    release = Event()
+    release, hear = Event(), compilers._hear
+
+    def as_slow(message: VocabularyLoaded | Compiled) -> None:
+        """Nobody knows when what really is slow is done beside others: it makes way for them."""
+        hear(message._replace(is_quick=False) if isinstance(message, Compiled) else message)
 
     def stuck(*_: object) -> object:
         assert release.wait(60)
         return object()
 
-    monkeypatch.setattr("ridgeline.engine.grammars.compilers.compile_here", stuck)
-    tasks = [compilers.submit(vocabulary, large_grammar(number), 20) for number in range(2)]
-    until(lambda: len(compilers._finishing) == 2, 60)
-    assert not any(task.done() for task in tasks)
-    compilers.limits = CompileLimits(in_all_s=0.5)
-    compilers.submit(vocabulary, Grammar.regex("((("), 1)  # it looks again
-    for task in tasks:
-        with pytest.raises(GrammarError, match="slow to compile at once; try again later"):
-            task.result(60)
-    release.set()
-    monkeypatch.undo()
+    monkeypatch.setattr(compilers, "_hear", as_slow)
+    with monkeypatch.context() as patched:
+        patched.setattr("ridgeline.engine.grammars.compilers.compile_here", stuck)
+        tasks = [compilers.submit(vocabulary, TINY, 1) for _ in range(2)]
+        until(lambda: len(compilers._finishing) == 2, 60)
+        assert not any(task.done() for task in tasks)
+        compilers.limits = CompileLimits(in_all_s=0.5)
+        compilers.submit(vocabulary, Grammar.regex("((("), 1)  # it looks again
+        for task in tasks:
+            with pytest.raises(GrammarError, match="slow to compile at once; try again later"):
+                task.result(60)
+        release.set()
     compilers.limits = CompileLimits()
-    assert compilers.submit(vocabulary, large_grammar(2), 20).result(60) is not None
+    assert compilers.submit(vocabulary, TINY, 1).result(60) is not None
 
 
-def large_grammar(number: int) -> Grammar:
-    """It takes a second, which is more than a quick one takes."""
-    properties = {f"p{number}-{index}": {"type": "string"} for index in range(3000)}
-    return Grammar.json_schema(json.dumps({"type": "object", "properties": properties}))
+@pytest.mark.parametrize(("limit_s", "letter"), [(60.0, b"C"), (-1.0, b"c")])
+def test_who_took_long_says_so_and_ends(
+    limit_s: float, letter: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_process, "QUICK_S", limit_s)
+    monkeypatch.setattr(compile_process, "compile_with", lambda *_: None)
+    reader, writer = os.pipe()
+    goes_on = compile_process._answer(BeginCompile(1, 1, TINY, 1), {1: None}, writer)
+    os.close(writer)
+    with open(reader, "rb") as said:
+        assert said.read(1) == letter
+    assert goes_on == letter.isupper()
 
 
 def test_an_own_process_loads_xgrammar_without_transformers() -> None:

@@ -33,6 +33,23 @@ def test_who_wants_the_same_waits_for_the_first(
     assert not list(paths[0].parent.glob(".*"))  # nothing half written is left
 
 
+def test_different_sources_are_built_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
+    monkeypatch.setattr(host_library, "find_compiler", lambda: "c++")
+    monkeypatch.setattr(host_library, "compiler_version", lambda _: "1")
+    both = threading.Barrier(2, timeout=60)
+
+    def compile(compiler: str, op: str, target: Path) -> None:
+        both.wait()
+        target.write_bytes(b"library")
+
+    monkeypatch.setattr(host_library, "_compile", compile)
+    with ThreadPoolExecutor(2) as pool:
+        assert len(set(pool.map(host_library.build, ["rms_norm", "rotary"]))) == 2
+
+
 def test_where_files_cannot_be_locked_each_builds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

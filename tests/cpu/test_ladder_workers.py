@@ -1,5 +1,5 @@
 """The process of a rung: what it measures, and what becomes of the climb when it dies, hangs or is
-refused. Tiny random models; few processes, because each imports torch.
+refused. Tiny random models; processes are forked, where their start is not what is tested.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forked_processes import ForkedWorker
 
 from ridgeline.data.workload import Workload, WorkloadRequest, named_workload
 from ridgeline.engine import Engine, Sampling
 from ridgeline.hardware import detect
+from ridgeline.ladder.measuring import process
 from ridgeline.ladder.measuring.part import WorkloadPart, first_part, longer
-from ridgeline.ladder.measuring.process import Process, WorkerError
+from ridgeline.ladder.measuring.process import COMMAND, Process, WorkerError
 from ridgeline.ladder.measuring.running import EngineRuns, NaiveRuns, Round
 from ridgeline.ladder.measuring.spec import WorkerSpec, read_workload, write_workload
 from ridgeline.ladder.measuring.worker import RecipeWorker, Workers
@@ -187,6 +189,30 @@ def test_a_workload_survives_its_file(tmp_path: Path) -> None:
 
 
 @pytest.fixture
+def forked_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first process is started as it is for a user, those that follow are forked."""
+    usual, started = process.start, list[Any]()
+
+    def start(command: Sequence[str], environment: Mapping[str, str], errors: int) -> Any:
+        is_first = not started
+        started.append(command)
+        if is_first:
+            return usual(command, environment, errors)
+        return ForkedWorker(environment, errors)
+
+    monkeypatch.setattr(process, "start", start)
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(command: Sequence[str], environment: Mapping[str, str], errors: int) -> ForkedWorker:
+        assert command == COMMAND
+        return ForkedWorker(environment, errors)
+
+    monkeypatch.setattr(process, "start", start)
+
+
+@pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Processes]:
     subject = ClimbSubject("tiny", None, "tiny", describe_shape("tiny").config, "cpu")
     about = (subject, SHORT, "latency", detect("cpu"), tmp_path)
@@ -195,6 +221,7 @@ def bench(tmp_path: Path) -> Iterator[Processes]:
 
 
 @pytest.mark.sweep(keep=1)
+@pytest.mark.usefixtures("forked_later")
 def test_a_rung_whose_process_is_killed_is_recorded_and_the_climb_goes_on(
     bench: Processes,
 ) -> None:
@@ -259,6 +286,7 @@ def test_two_that_do_not_fit_are_measured_in_turns(
     assert bench.compare(ENGINE, other, lambda speedup: True).value == pytest.approx(1.0)
 
 
+@pytest.mark.usefixtures("forked")
 def test_whole_runs_have_the_whole_memory_where_half_does_not_hold_their_pages(
     bench: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +317,7 @@ def test_whole_runs_have_the_whole_memory_where_half_does_not_hold_their_pages(
     assert max(most) == 1
 
 
+@pytest.mark.usefixtures("forked")
 def test_what_is_measured_soon_is_loaded_beside_the_first(bench: Processes) -> None:
     """It is there when the first rounds run, in a process of its own; what is compared instead of
     it lets it go.
@@ -306,6 +335,7 @@ def test_what_is_measured_soon_is_loaded_beside_the_first(bench: Processes) -> N
     assert not seats[ahead.key].is_alive
 
 
+@pytest.mark.usefixtures("forked")
 def test_one_that_fails_ahead_is_loaded_again_when_it_is_needed(bench: Processes) -> None:
     ahead = applied(ENGINE, {"dtype": "bf16"})
     bench.load_ahead(ahead)
@@ -359,6 +389,7 @@ def engine_of(workers: Workers, name: str) -> Engine:
     return runs.engine
 
 
+@pytest.mark.usefixtures("forked")
 def test_states_of_the_same_weights_share_a_process(tmp_path: Path) -> None:
     """And one that cannot be loaded there leaves the other as it was."""
     subject = ClimbSubject("tiny", None, "tiny", describe_shape("tiny").config, "cpu")

@@ -9,6 +9,7 @@ do not: they sit above everything and import nothing at module level.
 import ast
 import subprocess
 import sys
+from collections.abc import Set
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -167,7 +168,8 @@ ROOMS = {
 LAZY = {"ridgeline", "ridgeline.engine"}  # `__init__`s whose names are loaded on first use
 
 
-def imported_modules(path: Path) -> set[str]:
+@cache
+def imported_modules(path: Path) -> frozenset[str]:
     """Absolute names of every module a file imports, wherever in it the import stands."""
     package = ["ridgeline", *path.relative_to(PACKAGE).parent.parts]
     found: set[str] = set()
@@ -183,10 +185,10 @@ def imported_modules(path: Path) -> set[str]:
             called = getattr(node.func, "attr", getattr(node.func, "id", ""))
             if called in ("import_module", "__import__"):
                 found.add(str(node.args[0].value))
-    return found
+    return frozenset(found)
 
 
-def layers_of(modules: set[str]) -> set[str]:
+def layers_of(modules: Set[str]) -> set[str]:
     return {name.split(".")[1] for name in modules if name.startswith("ridgeline.")} & set(LAYERS)
 
 

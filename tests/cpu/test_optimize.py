@@ -35,8 +35,13 @@ from ridgeline.records import Record
 
 
 def test_a_climb_leaves_a_folder_that_runs_as_its_recipe_says(
-    local: type[Local], command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    local: type[Local],
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr(Local, "runs_curves", True)
     out = tmp_path / "out"
     assert main([*command, "--json"]) == 0
     printed = capsys.readouterr()
@@ -56,6 +61,7 @@ def test_a_climb_leaves_a_folder_that_runs_as_its_recipe_says(
     assert found.plain is not None  # the two were run beside each other
     assert found.over_plain_words == "measured in 3 rounds (4.00 to 4.01×)"
     assert found.ladder_is_measured
+    assert [point.batch for point in found.after.curve][:2] == [1, 2]
     assert "of the defaults" in found.headline
     assert "rates are of the whole workload, 5 times on each side" in found.notes
     assert {"loading", "rounds", "quality"} <= found.time_ledger.keys()

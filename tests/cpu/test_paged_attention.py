@@ -44,7 +44,9 @@ def check_prompts(cache: torch.dtype, **changed: Any) -> None:
     compare(prefill_op.launch(**inputs), prefill_op.reference(**inputs), prefill_op.case(setting))
 
 
-@pytest.mark.parametrize("cache", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize(
+    "cache", [pytest.param(torch.int8, marks=pytest.mark.slow), torch.float8_e4m3fn]
+)
 def test_prompts_over_codes_beyond_the_range_of_fp16(cache: torch.dtype) -> None:
     """Codes are multiplied in fp16: queries of any size must fit, and V scales far apart both
     count, whichever come first.

@@ -40,7 +40,14 @@ HURT = "layers.1.mlp.down"
 INT8, INT4 = parse_scheme("int8"), parse_scheme("int4-g32")
 NO_ROOM = ["--max-kl", "0", "--max-ppl-increase", "0"]
 ALL = QualityBounds(max_kl=100.0, max_ppl_increase=None)
-JOB = QuantizeJob(None, Rtn(), num_sequences=4, text=default_text()[:2000], window=60, bounds=ALL)
+SHORTER = default_text()[:40_000]
+JOB = QuantizeJob(None, Rtn(), num_sequences=4, text=SHORTER[:2000], window=60, bounds=ALL)
+
+
+@pytest.fixture(autouse=True)
+def shorter_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default calibration text is half a megabyte, which takes longest of all to tokenize."""
+    monkeypatch.setattr("ridgeline.ladder.quantizing.quantize_job.default_text", lambda: SHORTER)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +88,7 @@ def found(model: Transformer, tokenizer: Tokenizer, half: QualityBounds) -> Quan
 
 
 def test_the_sensitive_layer_is_found(model: Transformer, tokenizer: Tokenizer) -> None:
-    batches = calibration_batches(tokenizer, num_sequences=4)
+    batches = calibration_batches(tokenizer, SHORTER, num_sequences=4)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     asked = {name: [INT8, INT4] for name in quantizable(model)} | {"layers.0.attn.out": []}
     costs = sensitivity(model, batches, asked)

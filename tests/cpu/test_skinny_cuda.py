@@ -5,6 +5,7 @@ thread for thread on the CPU by tests/cuda_on_cpu.h, against the references.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -67,6 +68,15 @@ ONE_ROW = [
 ONE_ROW_WAYS = [OneRow(2, 4, 1), OneRow(2, 4, 2, 4), OneRow(4, 6, 1), OneRow(4, 2, 2, 4)]
 
 
+def in_turns(forms: Iterable[str]) -> list[Any]:
+    """Each form in both dtypes; in the first tier in one of them, the next form in the other."""
+    return [
+        pytest.param(form, dtype, marks=pytest.mark.slow if (number + turn) % 2 else ())
+        for number, form in enumerate(forms)
+        for turn, dtype in enumerate((BF16, FP16))
+    ]
+
+
 def depth_of(form: str) -> int:
     return next((depth for start, depth in DEPTH.items() if form.startswith(start)), 1120)
 
@@ -107,17 +117,18 @@ def check(op: Op, case: Case, way: WorkSplit | OneRow | None, variant: str = "cu
     return found
 
 
-@pytest.mark.parametrize("dtype", [BF16, FP16])
-@pytest.mark.parametrize("form", [form for form in FORMS if form != "fp8 with 16 bits"])
+@pytest.mark.parametrize(
+    ("form", "dtype"), in_turns(form for form in FORMS if form != "fp8 with 16 bits")
+)
 def test_few_rows(form: str, dtype: torch.dtype) -> None:
     for num_rows, way in FEW_ROWS:
         outputs = 80 if form.startswith("int4") else 75  # not in whole tiles, or not in whole pairs
         check(*case_of(form, (num_rows, outputs, depth_of(form)), dtype, "bias"), way)
 
 
-@pytest.mark.parametrize("dtype", [BF16, FP16])
 @pytest.mark.parametrize(
-    "form", [form for form in FORMS if form not in ("fp8 blocks", "fp8 with 16 bits")]
+    ("form", "dtype"),
+    in_turns(form for form in FORMS if form not in ("fp8 blocks", "fp8 with 16 bits")),
 )
 def test_many_rows(form: str, dtype: torch.dtype) -> None:
     for num_rows, way in MANY_ROWS if dtype == BF16 else MANY_ROWS[1::2]:
@@ -125,8 +136,7 @@ def test_many_rows(form: str, dtype: torch.dtype) -> None:
         check(*case_of(form, (num_rows, outputs, depth_of(form) // 2), dtype, "residual"), way)
 
 
-@pytest.mark.parametrize("dtype", [BF16, FP16])
-@pytest.mark.parametrize("form", ONE_ROW)
+@pytest.mark.parametrize(("form", "dtype"), in_turns(ONE_ROW))
 def test_one_row(form: str, dtype: torch.dtype) -> None:
     """Depths that end within a step of a warp, outputs within what one takes at a time."""
     for way, depth in zip(ONE_ROW_WAYS, (1, 2, 3, 5), strict=True):

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 from engines import prompts_of
+from forked_processes import forked_engine
 from lost_processes import DEADLY, SLOW, STUCK_S, Deadly, StandIn, break_at_positions
 from test_engine_api import writer
 from tiny_models import save_model
 from tiny_tokenizers import byte_level_metadata
 
+from ridgeline.cli.early import Early
 from ridgeline.data import Tokenizer
 from ridgeline.data.generation_config import GenerationConfig
 from ridgeline.engine import Delta, Engine, Grammar, Output, Sampling
@@ -274,8 +276,14 @@ def saved_model(folder: Path) -> Path:
 
 def test_real_processes(tmp_path: Path) -> None:
     """A device that is lost, a process that is killed, one that is stuck: in one test, because each
-    process takes seconds to start.
+    process takes seconds to start; those that follow the first are forked.
     """
+    forked: list[Early] = []
+
+    def start() -> Early:
+        forked.append(forked_engine())
+        return forked[-1]
+
     path = saved_model(tmp_path)
     prompts = prompts_of([9, 41, 14])
     samplings = [SETTINGS[0], SETTINGS[0], replace(DRAWN, n=2)]
@@ -284,6 +292,7 @@ def test_real_processes(tmp_path: Path) -> None:
     with Engine.supervised(
         path, RECIPE, device="cpu", num_pages=64, setup=break_at_positions
     ) as engine:
+        engine._backend._early = start  # type: ignore[attr-defined]
         outputs = run(engine, prompts, samplings)
         assert [output.status for output in outputs] == ["finished", "failed", "finished"]
         assert "SIGKILL" in outputs[1].reason
@@ -292,6 +301,7 @@ def test_real_processes(tmp_path: Path) -> None:
             tokens = [completion.tokens for completion in outputs[index].completions]
             assert tokens == [completion.tokens for completion in expected[index].completions]
         assert engine.num_restarts == 2
+        assert len(forked) == 2
         assert_stuck_is_seen(engine)
 
 

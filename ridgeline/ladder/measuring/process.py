@@ -39,6 +39,20 @@ class WorkerError(RidgelineError):
         self.kind = kind
 
 
+def start(
+    command: Sequence[str], environment: Mapping[str, str], errors: int
+) -> subprocess.Popen[bytes]:
+    """What it prints beside its answers goes to the file `errors`."""
+    return subprocess.Popen(
+        list(command),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        env=environment,
+        start_new_session=True,  # Ctrl-C is for the climb, which then ends its workers
+    )
+
+
 class Process:
     def __init__(
         self, log: Path, command: Sequence[str] = COMMAND, ledger: TimeLedger | None = None
@@ -50,14 +64,7 @@ class Process:
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
         with open(log, "wb") as errors:
-            self._process = subprocess.Popen(
-                list(command),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=os.environ | ENVIRONMENT,
-                start_new_session=True,  # Ctrl-C is for the climb, which then ends its workers
-            )
+            self._process = start(command, os.environ | ENVIRONMENT, errors.fileno())
         self._heard = b""
         self.seats: set[str] = set()  # recipes that it holds
 

@@ -254,6 +254,7 @@ class Failed:
     kind: str
     left: list[str]  # in the folder of checkpoints
     losses: list[float]  # of steps meanwhile and behind it
+    last: Path | None = None  # that is whole
 
 
 def save_on_full_disk(mesh: Mesh, values: Values, run: Path, rank: int, limit: int) -> Failed:
@@ -275,6 +276,7 @@ def save_on_full_disk(mesh: Mesh, values: Values, run: Path, rank: int, limit: i
         failed.losses.append(step(trainer, 2, mesh))
         saver.begin(state_of(trainer, 3))
         saver.wait()
+    failed.last = rank_files.last_whole_of_ranks(run, mesh).checkpoint
     return failed
 
 

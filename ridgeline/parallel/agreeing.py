@@ -44,10 +44,10 @@ def together(hosts: Axis | None, work: Callable[[], Result]) -> list[Result]:
         result = work()
     except Exception as error:
         own = error
-    told = _gathered(hosts, (result, None if own is None else _plain(own)))
-    errors = [error for _, error in told]
+    outcomes = _gathered(hosts, (result, None if own is None else _plain(own)))
+    errors = [error for _, error in outcomes]
     if not any(errors):
-        return [result for result, _ in told]
+        return [result for result, _ in outcomes]
     if own is not None and not isinstance(own, RidgelineError):
         raise own
     rank, failed = next((rank, error) for rank, error in enumerate(errors) if error is not None)
@@ -64,10 +64,10 @@ def _plain(error: Exception) -> RidgelineError:
 
 
 def _gathered(hosts: Axis, own: Any) -> list[Any]:
-    found: list[Any] = [None] * hosts.size
+    outcomes: list[Any] = [None] * hosts.size
     with lost_ranks():
-        dist.all_gather_object(found, own, group=hosts.group)
-    return found
+        dist.all_gather_object(outcomes, own, group=hosts.group)
+    return outcomes
 
 
 @contextmanager

@@ -37,7 +37,7 @@ def test_a_full_disk_of_one_rank_is_an_error_of_all(rank: int, tmp_path: Path) -
         assert "step-00000001" in each.error
         assert f"(rank {rank} of 2)" in each.error
         assert (each.error, each.left, each.losses) == (told[0].error, [], told[0].losses)
-    assert last_whole(tmp_path).checkpoint == checkpoint_path(tmp_path, 3)
+        assert each.last == checkpoint_path(tmp_path, 3)
 
 
 def killed(run: Path, rank: int, point: str, number: int) -> None:

@@ -34,6 +34,7 @@ from train_runs import single_thread
 from ridgeline.cli import main
 from ridgeline.errors import CheckpointError, UsageError
 from ridgeline.parallel.layout import Layout
+from ridgeline.parallel.mesh import alone
 from ridgeline.quantization import load_model
 from ridgeline.training.config import Precision
 from ridgeline.training.ranks.sources import stored_tensors
@@ -103,6 +104,19 @@ def same_tensors(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
 def test_from_each_layout_to_each(tmp_path: Path) -> None:
     """The vocabulary, 131, cannot be shared evenly; the head is the embedding."""
     check_pairs([ONE, "shard=2", "tensor=2"], TINY, tmp_path)
+
+
+def test_a_layout_of_one_rank(tmp_path: Path) -> None:
+    """It has no other to send to; one device goes on from it, and it from one device."""
+    meshes, runs = (alone(), None), [tmp_path / "rank", tmp_path / "device"]
+    begun = [save_and_go_on(mesh, TINY, FP32, run) for mesh, run in zip(meshes, runs, strict=True)]
+    for mesh in meshes:
+        for own, ((run, _), expected) in zip(
+            meshes, zip(go_on(mesh, TINY, FP32, runs), begun, strict=True), strict=True
+        ):
+            same_tensors(run.saved.tensors, expected.saved.tensors)
+            if own is mesh:
+                same_tensors(run.after.tensors, expected.after.tensors)
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ FILE_BYTES = 1 << 30  # what a rank gathers before it writes
 WEIGHT = "weight"  # the kind that makes a model; others are the optimizer's
 
 
-class Source(NamedTuple):
+class SentPart(NamedTuple):
     """A rank, and the part that it sends."""
 
     rank: int
@@ -41,7 +41,7 @@ class DealtTensor:
     shape: tuple[int, ...]
     num_bytes: int
     owner: int
-    sources: tuple[Source, ...]  # all parts of it
+    sources: tuple[SentPart, ...]  # all parts of it
 
     @property
     def stored(self) -> str:
@@ -102,7 +102,7 @@ def _owned(
             sizes[kind, name],
             owners[kind, name],
             tuple(
-                Source(_nearest(ranks, owners[kind, name]), region)
+                SentPart(_nearest(ranks, owners[kind, name]), region)
                 for region, ranks in holders[name].items()
             ),
         )
@@ -115,25 +115,25 @@ def _all_holders(
 ) -> dict[str, dict[Region, list[int]]]:
     """Layers of a stage are alike: thousands of ranks are asked for one of them."""
     known: dict[Any, dict[Region, list[int]]] = {}
-    found = {}
+    holders = {}
     last = holdings.layout.num_stages - 1
     for name, shape in shapes.items():
         alike = (LAYER.sub("", name), shape, holdings.stages_with(name, last))
         if alike not in known:
             known[alike] = _holders(holdings, name, shape)
-        found[name] = known[alike]
-    return found
+        holders[name] = known[alike]
+    return holders
 
 
 def _holders(holdings: Holdings, name: str, shape: Sequence[int]) -> dict[Region, list[int]]:
     """The ranks that have each part of a parameter."""
-    found: dict[Region, list[int]] = defaultdict(list)
+    ranks_of: dict[Region, list[int]] = defaultdict(list)
     for rank in range(holdings.layout.size):
         part = holdings.of(name, shape, rank)
         if part is not None and prod(part.region.shape) > 0:
-            found[part.region].append(rank)
-    assert found, f"no rank has {name}"
-    return found
+            ranks_of[part.region].append(rank)
+    assert ranks_of, f"no rank has {name}"
+    return ranks_of
 
 
 def _nearest(ranks: Sequence[int], owner: int) -> int:

@@ -91,13 +91,13 @@ class RankSaver(CheckpointSaver):
 
     def _own(self, tensors: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
         """Without what fills them up."""
-        found = []
+        own = []
         for name, tensor in tensors.items():
             if name in self._sent:
                 _, parameter = name.split(".", 1)
                 num_rows = self._local.parts[parameter].region.shape[0]
-                found.append((name, tensor[:num_rows]))
-        return found
+                own.append((name, tensor[:num_rows]))
+        return own
 
     def _store(self, content: CheckpointContent) -> tuple[Path, int]:
         return self._writer.write(content), self._writer.num_bytes
@@ -107,13 +107,13 @@ class RankSaver(CheckpointSaver):
         its parts.
         """
         needed = num_bytes + 2 * self._writer.largest_bytes
-        told = together(
+        hosts = together(
             self._mesh.control, lambda: (socket.gethostname(), needed, available_memory("cpu"))
         )
         total: Counter[str] = Counter()
-        for host, count, _ in told:
+        for host, count, _ in hosts:
             total[host] += count
-        return all(total[host] <= ROOM_SHARE * free for host, _, free in told)
+        return all(total[host] <= ROOM_SHARE * free for host, _, free in hosts)
 
     def _is_written(self, writing: Future[WrittenCheckpoint]) -> bool:
         """On every rank, so that all hear of it after the same step."""

@@ -79,7 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, TrainConfig)
     output.add_argument(
         "--layout",
-        type=Layout.parse,
         metavar="WHAT",
         help="how the work is spread over devices: shard=2,tensor=2, or a JSON file",
     )
@@ -126,11 +125,7 @@ def given_layout(
 
 
 def with_layout(config: TrainConfig, layout: Layout) -> TrainConfig:
-    """Other ranks have other passes, of the same batch."""
-    if layout == config.layout:
-        return config
-    batch = replace(config.batch, micro=None)
-    return replace(config, layout=layout, batch=batch, recomputation="auto")
+    return config if layout == config.layout else replace(config, layout=layout)
 
 
 def run_on(
@@ -253,8 +248,10 @@ def preview(plan: PlannedRun, progress: Progress) -> dict[str, Any]:
     }
 
 
-def collectives_of(plan: PlannedRun) -> list[dict[str, Any]]:
+def collectives_of(plan: PlannedRun) -> list[dict[str, Any]] | None:
     """Of the first rank, in a step."""
+    if plan.config.layout.pipeline > 1:
+        return None
     step = step_at_scale(plan.model, plan.config)
     return [asdict(each) | {"sent_bytes": each.sent_bytes} for each in step.collectives]
 
@@ -285,20 +282,30 @@ def usual_folder(args: argparse.Namespace) -> Path:
 
 def ordered_config(args: argparse.Namespace, out: Path) -> TrainConfig:
     """The flags over a named run, over that of the folder that is resumed, or over defaults."""
-    base = load_config(out) if args.resume and (out / FILE_NAME).is_file() else TrainConfig()
+    layout = None if args.layout is None else Layout.parse(args.layout)
+    base = TrainConfig()
+    if args.resume and (out / FILE_NAME).is_file():
+        base = without_layout(load_config(out), layout, args.devices)
     named = args.model is not None and is_named_run(args.model)
     if named:
         base = named_run(args.model)
     if any(getattr(args, name) is not None for name in ("steps", "minutes", "tokens")):
         base = replace(base, end=RunLength())
     given: dict[str, Any] = {}
-    if args.layout is not None:
-        base = with_layout(base, args.layout)
     if args.model is not None and not named:
         given["model"] = args.model
     if args.shape is not None:
         given["shape"] = args.shape
-    return from_flags(args, TrainConfig, replace(base, **given))
+    config = from_flags(args, TrainConfig, replace(base, **given))
+    return config if layout is None else with_layout(config, layout)
+
+
+def without_layout(config: TrainConfig, layout: Layout | None, devices: int | None) -> TrainConfig:
+    """A run that is to go on over other devices: what they take at once is chosen anew."""
+    if layout in (None, config.layout) and devices in (None, config.layout.size):
+        return config
+    batch = replace(config.batch, micro=None)
+    return replace(config, layout=Layout(), batch=batch, recomputation="auto")
 
 
 def exit_code(document: dict[str, Any]) -> int:

@@ -135,13 +135,13 @@ class TrainLoop:
         self._launched: deque[LaunchedStep] = deque()
         self._lost = LostUpdates(prepared.config)
         hardware = load_cached(detect(prepared.device))
-        model = prepared.trainer.model.config
         self._used = Utilization(
-            model,
+            prepared.whole,
             hardware,
             prepared.config.precision,
             is_frozen=prepared.config.lora.rank is not None,
             teacher=prepared.trainer.teacher_config,
+            layout=prepared.config.layout,
         )
         self._losses: dict[int, float] = {}  # held-out, by the step they were measured after
         self._saver = saver_of(prepared, out)
@@ -318,7 +318,8 @@ class TrainLoop:
     def _leave_out(
         self, step: LaunchedStep, problem: str, stops: bool, loader: Loader, log: MetricsLog
     ) -> dict[str, Any]:
-        documents = suspects(self.trainer, step, loader)
+        own = suspects(self.trainer, step, loader)
+        documents = [each for ranks in self._crew.from_all(own) for each in ranks]
         text = (
             f"step {step.number}: {problem}, and again when run a second time: it is the data or "
             f"the learning rate, not the hardware; its documents: {named(documents)}"

@@ -9,6 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.hardware.units import human, human_bytes
+from ridgeline.parallel.layout import Layout
+
+ALONE = Layout().words()
 
 
 def draw_plan(result: Mapping[str, Any], console: Console) -> None:
@@ -18,7 +21,7 @@ def draw_plan(result: Mapping[str, Any], console: Console) -> None:
         f"{config['model'] or config['shape']} on {result['device']}: {config['precision']}, "
         f"{batch['sequences']} x {length} tokens a step, {batch['micro']} at once, recomputation "
         f"{config['recomputation']}"
-        + ("" if result["collectives"] is None else f", layout {result['layout']}"),
+        + ("" if result["layout"] == ALONE else f", layout {result['layout']}"),
         soft_wrap=True,
     )
     console.print()
@@ -29,8 +32,11 @@ def draw_plan(result: Mapping[str, Any], console: Console) -> None:
     )
     console.print()
     prediction = result["prediction"]
-    if result["collectives"] is not None:
-        console.print(_collectives_table(result["collectives"]))
+    if result["layout"] != ALONE:
+        if result["collectives"] is None:
+            console.print("what ranks tell each other is not recorded under a pipeline yet")
+        else:
+            console.print(_collectives_table(result["collectives"]))
         console.print("speed: not predicted under a layout of several devices")
     elif prediction is None:
         console.print("speed: not predicted, as nothing is known of this device's rates")

@@ -99,8 +99,11 @@ class Loader:
     def first_of(self, number: int) -> int:
         """The first sample of a pass, numbered from where this loader began."""
         batch, number = divmod(number, self._passes)
-        own = self._part.own.start + number * self.sequences
-        return self._begun + batch * self._part.batch + own
+        return self._begun + batch * self._part.batch + self.first_of_pass(number)
+
+    def first_of_pass(self, number: int) -> int:
+        """Of the passes of one batch, counted from the batch's first sample."""
+        return self._part.own.start + number * self.sequences
 
     def samples(self, first: int) -> Integers:
         """The windows of the batch that begins with this sample of the run."""

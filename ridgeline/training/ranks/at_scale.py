@@ -20,13 +20,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ridgeline.data.loading.packing import PackedBatch
+from ridgeline.errors import UnsupportedError
 from ridgeline.models import LayerConfig, ModelConfig
-from ridgeline.parallel.mesh import join_mesh, leave_mesh
+from ridgeline.parallel.mesh import Mesh, join_mesh, leave_mesh
 from ridgeline.parallel.recording import Collective, CollectiveRecorder
 from ridgeline.training.config import TrainConfig
+from ridgeline.training.ranks.context import context_cut
 from ridgeline.training.ranks.fully_sharded import needs_sharding, weights_mesh
 from ridgeline.training.ranks.rank_trainer import rank_trainer
+from ridgeline.training.stepping.experts import DropCounts, ExpertCut
 from ridgeline.training.stepping.ops import PLAIN
+from ridgeline.training.stepping.step import StepMode
 
 
 @dataclass(frozen=True)
@@ -63,11 +67,15 @@ def summed(
 
 
 def step_at_scale(model: ModelConfig, train: TrainConfig, rank: int = 0) -> StepAtScale:
-    """The passes of a step and the sums of its gradients. Nothing is open in the config.
+    """The passes of a step and the sums of its gradients. Nothing is open in the config. Tokens
+    choose all experts equally often. What the stages of a pipeline send each other is not recorded:
+    such layouts are refused.
 
     Layers of a kind are alike: one and two of each are run, and what the second adds stands for the
     others, exactly. Windows and ropes change no collective.
     """
+    if train.layout.pipeline > 1:
+        raise UnsupportedError("collectives are not recorded under a pipeline yet")
     kinds = Counter(replace(layer, rope=None, window=None) for layer in model.layers)
     first, *_ = kinds
     total = _recorded(_with_layers(model, first), train, rank)
@@ -90,9 +98,12 @@ def _recorded(model: ModelConfig, train: TrainConfig, rank: int) -> StepAtScale:
     try:
         if needs_sharding(mesh):
             weights_mesh(mesh)  # of real tensors
-        batches = [empty_batch(train) for _ in range(train.own_sequences // micro_of(train))]
+        cut = context_cut(model, layout, rank, train.data.sequence_length)
+        count = train.own_sequences // micro_of(train)
+        batches = [counted(cut(empty_batch(train))) for _ in range(count)]
         with FakeTensorMode(allow_non_fake_inputs=True):
             trainer = rank_trainer(model, train, mesh, (), PLAIN)
+            trainer.mode = with_even_experts(trainer.mode, model, mesh)
             with CollectiveRecorder(mesh) as recorder:
                 gradients = trainer.run_passes(batches)
                 trainer.sharing.totals(torch.zeros(()), gradients)
@@ -107,19 +118,29 @@ def _recorded(model: ModelConfig, train: TrainConfig, rank: int) -> StepAtScale:
         leave_mesh()
 
 
+def with_even_experts(mode: StepMode, model: ModelConfig, mesh: Mesh) -> StepMode:
+    """Which expert a token chooses is nothing that a tensor without values could say."""
+    if all(layer.experts is None for layer in model.layers):
+        return mode
+    even = ExpertCut(mesh.axis("expert"), mesh.layout.capacity or 1.0, DropCounts(mesh.device))
+    return replace(mode, forward=replace(mode.forward, experts=even))
+
+
 def micro_of(train: TrainConfig) -> int:
     assert train.batch.micro is not None, "nothing is open"
     return train.batch.micro
 
 
 def empty_batch(train: TrainConfig) -> PackedBatch:
-    """Of one pass: each sequence a document, all of it learned. What is counted of it is counted
-    here, where tensors have values.
-    """
+    """Of one pass: each sequence a document, all of it learned."""
     length, count = train.data.sequence_length, micro_of(train)
     ids = torch.zeros(length * count, dtype=torch.int64)
     starts = torch.arange(0, length * count + 1, length, dtype=torch.int32)
-    batch = PackedBatch(ids, ids, torch.arange(length).repeat(count), starts)
+    return PackedBatch(ids, ids, torch.arange(length).repeat(count), starts)
+
+
+def counted(batch: PackedBatch) -> PackedBatch:
+    """What is counted of it is counted here, where tensors have values."""
     for name in ("num_targets", "lengths", "longest", "learned"):
         getattr(batch, name)
     return batch

@@ -63,5 +63,5 @@ def suspects(trainer: Trainer, step: LaunchedStep, loader: Loader) -> list[Origi
     return [
         origin
         for index in order
-        for origin in loader.documents(step.before.sequences + index * loader.sequences)
+        for origin in loader.documents(step.before.sequences + loader.first_of_pass(index))
     ]

@@ -21,6 +21,7 @@ from ridgeline.data.loading.packing import PackedBatch
 from ridgeline.hardware import Hardware
 from ridgeline.models import ModelConfig
 from ridgeline.models.training_cost import FROZEN_PASSES, PASSES, training_flops
+from ridgeline.parallel.layout import Layout
 from ridgeline.training.config import Precision
 
 # Whose rate the products of a precision are held against.
@@ -46,17 +47,22 @@ class Utilization:
         *,
         is_frozen: bool = False,
         teacher: ModelConfig | None = None,
+        layout: Layout | None = None,
     ) -> None:
         key = rate_key(precision)
         promised, measured = hardware.datasheet.get(key), hardware.ceilings.get(key)
         self._passes = FROZEN_PASSES if is_frozen else PASSES
         self._model, self._teacher = model, teacher
+        layout = layout or Layout()
+        self._devices = layout.tensor * layout.pipeline  # that share a rank's batch
+        # Of a part of a sequence the pairs that its tokens see are not known from the part alone.
+        self._is_known = layout.context == 1
         self.promised = None if promised is None else promised.value  # FLOP/s
         self.measured = None if measured is None else measured.value
 
     def flops(self, batches: Iterable[PackedBatch]) -> float:
-        """Of a step over these; read from numbers that the host has."""
-        return sum(self._batch_flops(batch) for batch in batches)
+        """Of a step over these, on each device; read from numbers that the host has."""
+        return sum(self._batch_flops(batch) for batch in batches) / self._devices
 
     def _batch_flops(self, batch: PackedBatch) -> float:
         documents, num_targets = batch.learned, batch.num_targets
@@ -69,6 +75,8 @@ class Utilization:
         """None where nothing is known of the device."""
         rates = {"mfu": self.promised, "mfu_measured": self.measured}
         return {
-            name: None if rate is None or seconds <= 0 else flops / seconds / rate
+            name: None
+            if rate is None or seconds <= 0 or not self._is_known
+            else flops / seconds / rate
             for name, rate in rates.items()
         }

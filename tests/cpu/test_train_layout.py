@@ -1,0 +1,143 @@
+"""`ridgeline train --layout`, as a user types it: ranks are started, prove the layout, learn what
+one device learns, save, and go on under another layout.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import make_folder, refused
+from train_runs import Capture, make_text, single_thread, trained, words
+
+from ridgeline.errors import UsageError
+from ridgeline.training.config_file import load_config
+from ridgeline.training.watching.metrics import read_metrics
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("model"), tie_word_embeddings=True)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_text(tmp_path_factory.mktemp("text"))
+
+
+def on_ranks(*argv: str) -> dict[str, Any]:
+    """By a command of its own, which looks after its ranks."""
+    command = [sys.executable, "-P", "-m", "ridgeline", *argv, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def losses(out: Path) -> list[float]:
+    return [row["loss"] for row in read_metrics(out) if "loss" in row]
+
+
+FP32 = ("--precision", "fp32", "--eval-every", "2", "--eval-sequences", "3", "--micro-batch", "1")
+
+
+def check_chain(model: Path, text: Path, tmp_path: Path, capsys: Capture, *layouts: str) -> None:
+    """Two steps under each layout, one after the other, beside six of one device."""
+    alone, out = tmp_path / "alone", tmp_path / "run"
+    with single_thread():
+        expected = trained(capsys, *words(model, text, alone, *FP32))
+        for number, layout in enumerate(layouts):
+            steps = str(2 * (number + 1))
+            if number == 0:
+                argv = words(model, text, out, *FP32, "--steps", steps, "--layout", layout)
+            else:
+                argv = ["train", "--out", str(out), "--resume", "--steps", steps]
+                argv += ["--layout", layout, "--device", "cpu"]
+            told = on_ranks(*argv)
+            assert told["layout"] == layout
+            assert told["proof"] is None or told["proof"]["worst"] < 1e-5
+            assert load_config(out).layout.words() == layout
+    count = len(layouts)
+    assert losses(out)[: 2 * count] == pytest.approx(losses(alone)[: 2 * count], rel=1e-5)
+    if count == 3:
+        assert told["held_out_loss"] == pytest.approx(expected["held_out_loss"], rel=1e-5)
+        assert told["tokens"] == expected["tokens"]
+
+
+def test_ranks_learn_what_one_device_learns(
+    model: Path, text: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    out, alone = tmp_path / "run", tmp_path / "alone"
+    with single_thread():
+        told = on_ranks(*words(model, text, out, *FP32, "--steps", "2", "--devices", "2"))
+        trained(capsys, *words(model, text, alone, *FP32, "--steps", "2"))
+        onward = trained(
+            capsys, "train", "--out", str(out), "--resume", "--steps", "3", "--devices", "1",
+            "--device", "cpu",
+        )  # fmt: skip
+    assert told["layout"] == "shard=2"
+    assert told["proof"]["num_layers"] == 2
+    assert losses(out)[:2] == pytest.approx(losses(alone), rel=1e-5)
+    assert (out / "logs" / "rank-1.log").is_file()
+    assert onward["layout"] == "replicate=1"
+    assert onward["steps"] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        ("tensor=2", "replicate=2", "shard=2"),
+        ("context=2", "pipeline=2", "shard=2,tensor=2"),
+    ],
+)
+def test_a_run_goes_on_under_any_layout(
+    layouts: tuple[str, ...], model: Path, text: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    check_chain(model, text, tmp_path, capsys, *layouts)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--layout", "shard=3"), "cannot be shared by the 3 ranks"),
+        (("--layout", "shard=2", "--micro-batch", "4"), "2 sequences that each rank has"),
+        (("--layout", "shard=2", "--devices", "3"), "--devices is 3"),
+        (("--layout", "shard=2", "--lora", "4"), "--lora is not done on several ranks"),
+        (("--layout", "shard=2", "--qat", "int8"), "--qat or --sparsity is not done"),
+        (("--layout", "shard=2", "--moments", "8-bit"), "--moments 8-bit"),
+        (("--layout", "shrad=2"), "did you mean shard"),
+        (("--layout", "shard=two"), "give a whole number"),
+        (("--layout", "context=3"), "cannot be cut in 2 × 3 parts"),
+        (("--layout", "tensor=3", "--sequence-length", "32"), "try 30 tokens"),
+        (("--prove",), "--prove proves a layout of several devices"),
+    ],
+)
+def test_what_does_not_go_together(
+    flags: tuple[str, ...], message: str, model: Path, text: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """Said before anything is started."""
+    out = tmp_path / "run"
+    plain = ["train", str(model), "--data", str(text), "--out", str(out), "--device", "cpu"]
+    plain += ["--sequence-length", "32", "--batch", "4", "--steps", "2"]
+    refused(capsys, UsageError, message, *plain, *flags)
+    assert not out.exists()
+
+
+def test_a_dry_run_tells_what_ranks_send(
+    model: Path, text: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    argv = words(
+        model, text, tmp_path / "run", "--layout", "shard=2,tensor=2", "--micro-batch", "1"
+    )
+    told = trained(capsys, *argv, "--dry-run")
+    assert told["layout"] == "shard=2,tensor=2"
+    assert {(each["kind"], each["over"]) for each in told["collectives"]} >= {
+        ("all-gather", "shard"), ("reduce-scatter", "shard"), ("all-gather", "tensor"),
+    }  # fmt: skip
+    assert told["prediction"] is None
+    assert not (tmp_path / "run").exists()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -24,7 +26,7 @@ from ridgeline.engine.local import ranks
 from ridgeline.errors import HardwareError
 from ridgeline.models import Transformer
 from ridgeline.parallel.group import Group, Reduction
-from ridgeline.recipe import Recipe
+from ridgeline.recipe import Parallel, Recipe
 
 PATIENCE_S = 20.0  # a rank that waits longer waits for nobody
 
@@ -51,7 +53,8 @@ class ThreadLink:
         assert {each for each, _ in found} == {call}, found
         assert call == "broadcast" or {each.shape for _, each in found} == {tensor.shape}, found
         copies = [each.clone() for _, each in found]
-        self._wait()
+        with suppress(HardwareError):  # whoever left then had all it came for, and so has this one
+            self._wait()
         return copies
 
     def _wait(self) -> None:
@@ -102,7 +105,7 @@ def run_ranks(size: int, work: Callable[[Group], Any]) -> list[Any]:
 class ThreadedEngine:
     """An engine whose other ranks are threads; `close` ends them."""
 
-    def __init__(self, model: Transformer, size: int = 2, **changes: Any) -> None:
+    def __init__(self, model: Transformer | Path, size: int = 2, **changes: Any) -> None:
         self.runners: dict[int, TensorRunner] = {}
         self.futures: list[Future[None]] = []
         self.groups = thread_groups(size)
@@ -117,21 +120,22 @@ class ThreadedEngine:
             mock.patch("ridgeline.engine.local.local_backend.load_on_ranks", self._load),
             mock.patch.object(tensor_runner.TensorRunner, "__init__", noted),
         ):
-            self.engine: Engine = engine_for(model, **changes)
+            changes.setdefault("parallel", Parallel(tensor=size))
+            self.engine: Engine = engine_for(model, **changes)  # type: ignore[arg-type]
             (output,) = self.engine.generate([[5]], Sampling(max_tokens=1))  # all ranks run
             assert output.status == "finished", output.reason
 
-    def _load(self, model: Transformer, recipe: Recipe, *_: Any) -> Any:
-        device = model.embed.weight.device.type
-        task = ranks.Task(model.config, recipe, device, model.embed.weight.dtype)
+    def _load(self, model: Transformer | Path, recipe: Recipe, *_: Any) -> Any:
         size = len(self.groups)
+        task = ranks.task_for(model, recipe, "cpu")
+        whole = model if isinstance(model, Transformer) else None
 
         def serve(group: Group) -> None:
-            part = load_from(task.source_for(group, size, model), recipe)
+            part = load_from(task.source_for(group, size, whole), task.recipe)
             tensor_runner.serve(part.model, part.recipe, group)
 
         self.futures = [self._pool.submit(_guarded, serve, group) for group in self.groups[1:]]
-        loaded = load_from(task.source_for(self.groups[0], size, model), recipe)
+        loaded = load_from(task.source_for(self.groups[0], size, whole), task.recipe)
         return loaded, ranks.Members(self.groups[0], lambda: None)
 
     def close(self) -> None:

@@ -40,8 +40,12 @@ def rank_config(config: ModelConfig, degree: int) -> ModelConfig:
 def check_degree(config: ModelConfig, degree: int) -> None:
     problem = next(_problems(config, degree), None)
     if problem is not None:
-        may_be = [str(n) for n in range(1, LARGEST + 1) if not any(_problems(config, n))]
+        may_be = [str(n) for n in range(1, LARGEST + 1) if can_share(config, n)]
         raise UsageError(f"tensor_parallel is {degree}; {problem}; try one of {', '.join(may_be)}")
+
+
+def can_share(config: ModelConfig, degree: int) -> bool:
+    return not any(_problems(config, degree))
 
 
 def _problems(config: ModelConfig, degree: int) -> Iterator[str]:

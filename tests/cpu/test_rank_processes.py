@@ -198,9 +198,6 @@ def _no_start(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("llama-mha", {"tensor": 3}, "tensor_parallel is 3; 4 query heads .*; try one of 1, 2, 4"),
         ("qwen3", {"tensor": 2}, "tensor_parallel is 2; 5 query heads .*; try one of 1, 5"),
-        ("llama-mha", {"scheme": "int8"}, "scheme int8 and tensor_parallel 2"),
-        ("llama-mha", {"deterministic": True}, "deterministic and tensor_parallel 2"),
-        ("llama-mha", {"kernels": "fused"}, "kernels fused on a CPU and tensor_parallel 2"),
         ("llama-mha", {"speculation": Speculation("prompt-lookup")}, "speculation prompt-lookup"),
         ("llama-mha", {"dtype": "bf16"}, "dtype is bf16, and the model is in fp32"),
     ],

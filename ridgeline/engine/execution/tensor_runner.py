@@ -84,6 +84,7 @@ class TensorRunner(Runner):
     ) -> None:
         """`end_ranks` is called when no step follows."""
         self.group = group
+        group.in_order = recipe.deterministic
         if group.rank == 0:
             group.send([num_pages, graph_bytes])
         try:
@@ -248,12 +249,12 @@ class TensorRunner(Runner):
         """All that the ranks do together in the pass under way; nothing, if it has none left."""
         if self._shape is None:
             return []
-        config, link = self.model.config, self.group.data
+        config, group = self.model.config, self.group
         rows = [*prompt_logit_rows(plan, jobs), self._shape.num_samples]
         num_columns = len(self.model.head.weight)
-        calls: list[RankCall] = [(link.all_reduce, (self._shape.num_tokens, config.hidden_size))]
+        calls: list[RankCall] = [(group.all_reduce, (self._shape.num_tokens, config.hidden_size))]
         calls *= 1 + 2 * config.num_layers
-        return calls + [(link.all_gather, (count, num_columns)) for count in rows if count]
+        return calls + [(group.all_gather, (count, num_columns)) for count in rows if count]
 
     def _agree(self, error: Exception | None) -> Exception | None:
         """What every rank raises: of the same kind on all, with the words of one that failed."""

@@ -39,6 +39,14 @@ from ridgeline.models.transformer import (
     Linear,
     RMSNorm,
 )
+from ridgeline.parallel.tensor import (
+    RowExperts,
+    RowLinear,
+    RowSum,
+    VocabEmbedding,
+    VocabHead,
+    VocabParts,
+)
 from ridgeline.products import linear
 
 
@@ -141,15 +149,31 @@ class FixedExperts(ExpertMLP):
         return out_TD.to(x_TD.dtype)
 
 
+class FixedRowLinear(RowSum, FixedLinear):
+    pass
+
+
+class FixedVocabHead(VocabParts, FixedLinear):
+    pass
+
+
+class FixedRowExperts(RowExperts, FixedExperts):
+    pass
+
+
 def _product(weight_OD: Tensor, bias_O: Tensor | None = None) -> Callable[[Tensor], Tensor]:
     return lambda x_BD: linear(x_BD, weight_OD, bias_O)
 
 
-# Exactly these: a subclass (a quantized or a split projection) may sum in another way.
+# Exactly these: a subclass (a quantized projection) may sum in another way. Ranks add their parts
+# in their order (`Group.in_order`); of an embedding and of logits there is one part, and no sum.
 REPLACED: dict[type[nn.Module], type[nn.Module]] = {
     RMSNorm: FixedNorm,
     Linear: FixedLinear,
     ExpertMLP: FixedExperts,
+    RowLinear: FixedRowLinear,
+    VocabHead: FixedVocabHead,
+    RowExperts: FixedRowExperts,
     **{kind: kind for kind in (Transformer, Block, Attention, DenseMLP)},
-    **{kind: kind for kind in (nn.Embedding, nn.ModuleList)},
+    **{kind: kind for kind in (nn.Embedding, VocabEmbedding, nn.ModuleList)},
 }

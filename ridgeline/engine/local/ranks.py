@@ -33,12 +33,15 @@ from ridgeline.hardware import detect
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe
+from ridgeline.parallel.coded import check_cut, schemes_by_layer
 from ridgeline.parallel.degrees import check_degree
 from ridgeline.parallel.group import Group
 from ridgeline.parallel.launch import RankProcess, Ranks, started, torchrun_process
 from ridgeline.parallel.links import Gone, join, nobody_knows
 from ridgeline.progress import Progress
 from ridgeline.quantization.head import check_head
+from ridgeline.quantization.linear import schemes_of
+from ridgeline.quantization.nearest import check_unquantized
 from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.recipe import Recipe
 
@@ -98,7 +101,7 @@ def load_on_ranks(
     recipe = recipe or Recipe()
     if recipe.parallel.tensor == 1:
         return load(model, recipe, tokenizer, device, progress), None
-    task = _task(model, recipe, device)
+    task = task_for(model, recipe, device)
     process = torchrun_process()
     if process is None:
         return _load_and_start(task, model, tokenizer, progress)
@@ -152,20 +155,31 @@ def main() -> None:
         raise SystemExit(error.exit_code) from None
 
 
-def _task(model: Transformer | Path, recipe: Recipe, device: str) -> Task:
+def task_for(model: Transformer | Path, recipe: Recipe, device: str) -> Task:
     """Checked as far as it can be before anything is started."""
     if isinstance(model, Transformer):
         weight = model.embed.weight
         check_same_dtype(model, recipe)
+        if schemes_of(model):
+            raise UnsupportedError(
+                "the model is quantized already, and ranks share a model's plain weights; give the "
+                "path of the quantized checkpoint, or a plain model and a scheme"
+            )
         task = Task(model.config, recipe, weight.device.type, weight.dtype)
     else:
         checkpoint = open_checkpoint(model)
         recipe = with_saved_kv(recipe, checkpoint)
         if recipe.head != "plain":
             check_head(checkpoint, describe(checkpoint), parse_scheme(recipe.head))
+        if recipe.scheme is not None:
+            check_unquantized(checkpoint, recipe.scheme)
         task = Task(model, recipe, _device_type(device, recipe.parallel.tensor))
     _check_recipe(recipe, task.device_type)
     check_degree(task.config, recipe.parallel.tensor)
+    if recipe.scheme is not None:
+        scheme = parse_scheme(recipe.scheme)
+        coded = schemes_by_layer(task.config, scheme)
+        check_cut(task.config, recipe.parallel.tensor, coded)
     return task
 
 
@@ -193,11 +207,7 @@ def _check_recipe(recipe: Recipe, device_type: str) -> None:
 
 def undone_on_ranks(recipe: Recipe, device_type: str) -> str | None:
     """What a recipe has that cannot be had on several ranks yet."""
-    on_cpu = device_type == "cpu"
     for is_set, what in (
-        (recipe.scheme is not None, f"scheme {recipe.scheme}"),
-        (recipe.deterministic, "deterministic"),
-        (recipe.kernels == "fused" and on_cpu, "kernels fused on a CPU"),
         (recipe.speculation.method != "none", f"speculation {recipe.speculation.method}"),
     ):
         if is_set:

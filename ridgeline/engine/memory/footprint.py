@@ -129,11 +129,22 @@ def fixed_bytes(config: ModelConfig, recipe: Recipe, num_tokens: int) -> int:
     """What `deterministic` takes beside a step's activations."""
     if not recipe.deterministic:
         return 0
+    parts = _parts_bytes(config, recipe, num_tokens)
     if recipe.kernels == "reference":
-        return trial_bytes(config, recipe.dtype)
+        return max(trial_bytes(config, recipe.dtype), parts)
     limits = recipe.limits.filled()
-    rows = min(num_tokens, limits.max_batch)
-    return apart_bytes(config, num_tokens=num_tokens, num_rows=rows, num_keys=limits.max_context)
+    rows, keys = min(num_tokens, limits.max_batch), limits.max_context
+    apart = apart_bytes(config, num_tokens=num_tokens, num_rows=rows, num_keys=keys)
+    return max(apart, parts)
+
+
+def _parts_bytes(config: ModelConfig, recipe: Recipe, num_tokens: int) -> int:
+    """Of a sum over ranks each holds all parts, and two sums of them in fp32."""
+    num_ranks = recipe.parallel.tensor
+    if num_ranks == 1:
+        return 0
+    element = dtype_bytes(parse_dtype(recipe.dtype))
+    return num_tokens * config.hidden_size * (num_ranks * element + 3 * FP32)
 
 
 def logit_rows(recipe: Recipe, num_requests: int) -> int:

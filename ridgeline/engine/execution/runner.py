@@ -159,10 +159,9 @@ class Runner:
         failed = self._seat(plan, jobs, known_tokens)
         with self.switches():
             plan, result, out_of_memory = self._run_whole(plan, jobs, failed, known_tokens)
-        num_rows = len(plan.logit_tokens)
-        self.share_results(num_rows)
-        self.sampler.end_step(plan, result.kept)
-        results = to_host(self.buffers.results)[:, :num_rows]  # all: a part would be packed first
+        self.end_step(plan, result.kept)
+        # All of them go to the host: a part would be packed first.
+        results = to_host(self.buffers.results)[:, : len(plan.logit_tokens)]
         event = None
         if self.device.type == "cuda":
             event = torch.cuda.Event()
@@ -239,8 +238,9 @@ class Runner:
     def _seat(self, plan: StepPlan, jobs: Jobs, known_tokens: KnownTokens) -> dict[Hashable, str]:
         return self.sampler.seat(plan, jobs, known_tokens)
 
-    def share_results(self, num_samples: int) -> None:
-        """Where several ranks run a step, they now have the same tokens."""
+    def end_step(self, plan: StepPlan, kept: bool) -> None:
+        """All of a step has run."""
+        self.sampler.end_step(plan, kept)
 
     def close(self) -> None:
         """No step follows."""

@@ -6,7 +6,8 @@ of plain numbers, and then does what they do: its part of every pass. To whoever
 
 - Tokens are rank 0's: it samples from the logits that all ranks have put together, and sends what
   it chose from device to device. Each rank could sample by itself, and would come to the same
-  tokens on equal devices; sent, they are the same whatever the devices are.
+  tokens on equal devices; sent, they are the same whatever the devices are. So are drafts and the
+  verdicts on them (rank_drafts.py).
 - A pass that fails, fails on all ranks or on one. So that nobody waits for a rank that has given
   up, this one still takes part in the sums that are left of the pass, with zeros; then all ranks
   tell each other how it went. If it went wrong on one, it did on all, and they run it again in
@@ -30,6 +31,7 @@ from torch import Tensor
 from ridgeline.capture import capture
 from ridgeline.engine.execution.faults import is_out_of_memory, raise_if_lost, reason_of
 from ridgeline.engine.execution.graphs import Graphs
+from ridgeline.engine.execution.rank_drafts import ReceivedDrafts
 from ridgeline.engine.execution.runner import InFlight, Runner, StepOutput
 from ridgeline.engine.execution.step_pass import PassResult, StepPass
 from ridgeline.engine.execution.step_words import JOB_WORDS, job_of, job_words, plan_of, step_words
@@ -172,10 +174,13 @@ class TensorRunner(Runner):
 
     def _get_to_know(self, plan: StepPlan, jobs: Jobs, gone: list[int]) -> list[int]:
         """Numbers for requests that the others have not heard of. An id that comes again is another
-        request, and the one before it is gone.
+        request, and the one before it is gone. Steps of nobody (rehearsal.py) are joined by nobody.
         """
         words: list[int] = []
-        for _, (request_id, _) in plan.joined:
+        joined = [request_id for _, (request_id, _) in plan.joined]
+        if plan.keys and plan.keys[0][0] not in self._known:
+            joined.append(plan.keys[0][0])
+        for request_id in joined:
             job = jobs[request_id]
             if self._known.get(request_id) is not job:
                 gone += [self._numbers[request_id]] if request_id in self._known else []
@@ -196,6 +201,19 @@ class TensorRunner(Runner):
     def keeps(self, step: StepPass) -> bool:
         """What the next step takes is what rank 0 sends."""
         return False
+
+    def end_step(self, plan: StepPlan, kept: bool) -> None:
+        """Where tokens are drafted rank 0 alone judges: then its drafts are shared, too."""
+        num_samples = len(plan.logit_tokens)
+        if self.drafter is None:
+            self.share_results(num_samples)
+            super().end_step(plan, kept)
+            return
+        if self.group.rank == 0:
+            super().end_step(plan, kept)
+        self.share_results(num_samples)
+        if num_samples:
+            self.group.broadcast(self.buffers.last_tokens)
 
     def share_results(self, num_samples: int) -> None:
         """Every rank goes on with the tokens that rank 0 chose."""
@@ -286,6 +304,9 @@ def serve(model: Transformer, recipe: Recipe, group: Group) -> None:
     """A rank other than 0: runs each step it is told of, until it is told to stop."""
     num_pages, graph_bytes = group.receive()
     runner = TensorRunner(model, recipe, num_pages, graph_bytes, group)
+    if recipe.speculation.method != "none":
+        in_graph = recipe.speculation.method == "prompt-lookup"
+        runner.drafter = ReceivedDrafts(in_graph, group, runner.buffers.last_tokens)
     while (words := group.receive())[0] != STOP:
         plan = _read_step(words, runner)
         runner.launch(plan, runner._told_jobs, lambda key: ())

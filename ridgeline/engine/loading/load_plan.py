@@ -19,7 +19,12 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from ridgeline.data import Tokenizer
-from ridgeline.engine.loading.draft_loading import Draft, find_draft, within_draft
+from ridgeline.engine.loading.draft_loading import (
+    Draft,
+    find_draft,
+    load_draft,
+    within_draft,
+)
 from ridgeline.engine.loading.head_choice import measured_head
 from ridgeline.engine.loading.layer_speed import measured_choices, usual_batches
 from ridgeline.engine.loading.supported import check_on_device, check_supported, with_host_kernels
@@ -109,6 +114,10 @@ class Source(ABC):
     @abstractmethod
     def finished(self, model: Transformer, plan: LoadPlan) -> Transformer:
         """With the head as planned, copies, and whatever else is made of loaded weights."""
+
+    def draft(self, plan: LoadPlan, model: Transformer) -> Transformer | None:
+        """The small model that drafts, where this device runs it."""
+        return load_draft(plan.draft, model)
 
     def together(self, work: Callable[[], Result]) -> Result:
         """What fails on one rank fails on all."""

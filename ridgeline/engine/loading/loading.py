@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ridgeline.data import Tokenizer
-from ridgeline.engine.loading.draft_loading import check_words, load_draft
+from ridgeline.engine.loading.draft_loading import check_words
 from ridgeline.engine.loading.load_plan import Source, plan_load, with_measured_forms
 from ridgeline.engine.loading.saved import saved_recipe
 from ridgeline.engine.loading.sources import CheckpointSource, ModelSource
@@ -60,5 +60,5 @@ def load_from(
     check_words(plan.draft, tokenizer)
     plan = with_measured_forms(plan, source, progress)
     model = source.finished(source.weights(plan, progress), plan)
-    draft = load_draft(plan.draft, model)
+    draft = source.draft(plan, model)
     return Loaded(model, tokenizer, plan.recipe, plan.memory, draft, plan.all_choices)

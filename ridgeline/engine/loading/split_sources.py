@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 
 from ridgeline.data import Tokenizer
+from ridgeline.engine.loading.draft_loading import load_draft
 from ridgeline.engine.loading.load_plan import LoadPlan, Source, SourceForm
 from ridgeline.engine.loading.saved import tokenizer_of
 from ridgeline.engine.loading.sources import SCHEMES, keeps_codes
@@ -115,6 +116,11 @@ class SplitSource(Source):
             scheme = parse_scheme(plan.recipe.head)
             self.group.together(lambda: quantize_split_head(model, scheme))
         return model
+
+    def draft(self, plan: LoadPlan, model: Transformer) -> Transformer | None:
+        """Rank 0 drafts for all (execution/rank_drafts.py)."""
+        mine = plan.draft if self.group.rank == 0 else None
+        return self.group.together(lambda: load_draft(mine, model))
 
 
 class SplitCheckpoint(SplitSource):

@@ -174,7 +174,6 @@ def task_for(model: Transformer | Path, recipe: Recipe, device: str) -> Task:
         if recipe.scheme is not None:
             check_unquantized(checkpoint, recipe.scheme)
         task = Task(model, recipe, _device_type(device, recipe.parallel.tensor))
-    _check_recipe(recipe, task.device_type)
     check_degree(task.config, recipe.parallel.tensor)
     if recipe.scheme is not None:
         scheme = parse_scheme(recipe.scheme)
@@ -193,26 +192,6 @@ def _device_type(device: str, num_ranks: int) -> str:
     if device in ("auto", "cuda") and torch.cuda.is_available():
         return "cuda"
     return detect(device).device_type
-
-
-def _check_recipe(recipe: Recipe, device_type: str) -> None:
-    """What is not done yet on several ranks is refused, never ignored."""
-    what = undone_on_ranks(recipe, device_type)
-    if what is not None:
-        raise UnsupportedError(
-            f"the recipe has {what} and tensor_parallel {recipe.parallel.tensor}, which the "
-            "engine does not do together yet; leave one of them out"
-        )
-
-
-def undone_on_ranks(recipe: Recipe, device_type: str) -> str | None:
-    """What a recipe has that cannot be had on several ranks yet."""
-    for is_set, what in (
-        (recipe.speculation.method != "none", f"speculation {recipe.speculation.method}"),
-    ):
-        if is_set:
-            return what
-    return None
 
 
 def _check_devices(num_ranks: int, device_type: str) -> None:

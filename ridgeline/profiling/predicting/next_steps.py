@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ridgeline.engine.local.ranks import undone_on_ranks
+from ridgeline.parallel.coded import is_cut
 from ridgeline.profiling.predicting.gains import predict
 from ridgeline.profiling.predicting.prediction import Prediction, Situation
 from ridgeline.quantization.scheme import parse_scheme
@@ -76,7 +76,11 @@ def can_be_run(situation: Situation, edit: Mapping[str, Any]) -> bool:
     if situation.recipe.parallel.tensor == 1:
         return True
     recipe = edited_at_once(situation.recipe, edit)
-    return undone_on_ranks(recipe, situation.hardware.device_type) is None
+    if recipe.copies:
+        return False
+    if recipe.scheme is None:
+        return True
+    return is_cut(situation.config, recipe.parallel.tensor, parse_scheme(recipe.scheme))
 
 
 def _smaller(situation: Situation, on_gpu: bool) -> Iterator[tuple[str, dict[str, Any]]]:

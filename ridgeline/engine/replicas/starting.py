@@ -12,7 +12,7 @@ import logging
 import os
 from pathlib import Path
 
-from ridgeline.engine.loading.saved import Beside, beside
+from ridgeline.engine.loading.saved import Beside, beside, saved_recipe
 from ridgeline.engine.process.worker import EngineOrder, Setup
 from ridgeline.engine.replicas.pool import Pool
 from ridgeline.engine.replicas.ray_worker import Needs, RayWorker, load_ray
@@ -45,7 +45,7 @@ def start_replicas(
         raise UsageError(f"--device is {device}; Ray chooses among GPUs: give cuda or cpu")
     path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
     files = beside(path)
-    needs = needs_of(recipe or Recipe(), device, num_replicas)
+    needs = needs_of(recipe or saved_recipe(path) or Recipe(), device, num_replicas)
     start_ray()
     check_room(needs, num_replicas)
     name = str(model)

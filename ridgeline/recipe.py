@@ -199,9 +199,24 @@ class Parallel:
             "split every matrix over N devices", flag="tensor-parallel", minimum=1, maximum=1024
         ),
     )
+    expert: int = field(
+        default=1,
+        metadata=field_help(
+            "of a mixture, give each of the N devices of --tensor-parallel some experts whole, "
+            "instead of some columns of each",
+            flag="expert-parallel",
+            minimum=1,
+            maximum=1024,
+        ),
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.expert not in (1, self.tensor):
+            raise UsageError(
+                f"expert_parallel is {self.expert} and tensor_parallel {self.tensor}; experts are "
+                "spread over the devices that share all else: give both the same number"
+            )
 
 
 @answers_wrong_options(KV, Limits, Speculation, Parallel)

@@ -55,6 +55,8 @@ class PartFilling:
         model.embed.weight.zero_()  # what fills up the vocabulary
         model.head.weight.zero_()
         self.parameters = dict(model.named_parameters())
+        mixtures = [layer.experts for layer in model.config.layers if layer.experts]
+        self.expert = mixtures[0].num_experts // mixtures[0].num_held if mixtures else 1
 
     def write(self, name: str, tensor: Tensor, index: Index = ()) -> None:
         """A whole parameter, or the part `index` of it."""
@@ -62,7 +64,7 @@ class PartFilling:
             return  # it is another rank's
         if self.parameters[name].is_meta:  # codes were expected, and did not make a matrix
             self.parameters[name] = allocate(self.model, name, self.device)
-        shard = shard_of(name, self.config, self.group.rank, self.group.size)
+        shard = shard_of(name, self.config, self.group.rank, self.group.size, self.expert)
         write_part(self.parameters[name], shard, tensor, index)
 
     def set_codes(self, layer: str, whole: StoredMatrix) -> None:

@@ -28,8 +28,10 @@ class Shard(NamedTuple):
     ranges: tuple[range, ...]
 
 
-def shard_of(name: str, config: ModelConfig, rank: int, size: int) -> Shard | None:
-    """What a rank has of a parameter; None: all of it. `config` is the whole model's."""
+def shard_of(name: str, config: ModelConfig, rank: int, size: int, expert: int = 1) -> Shard | None:
+    """What a rank has of a parameter; None: all of it. `config` is the whole model's. With `expert`
+    the ranks, as many, share experts whole, and not the columns of each.
+    """
     match = re.fullmatch(
         r"layers\.(\d+)\.(attn|mlp)\.(qkv|out|gate_up|down)(\.weight|\.bias)?", name
     )
@@ -44,6 +46,8 @@ def shard_of(name: str, config: ModelConfig, rank: int, size: int) -> Shard | No
     if match[3] == "out":
         return Shard(1, (_share(0, config.q_size, rank, size),))
     experts = config.layers[int(match[1])].experts
+    if experts and expert > 1:
+        return Shard(0, (_share(0, experts.num_experts, rank, expert),))
     num_columns = experts.mlp_size if experts else config.mlp_size
     stacked = 1 if experts else 0  # experts lie one behind the other, along a dim of their own
     gate = _share(0, num_columns, rank, size)
@@ -73,7 +77,13 @@ def write_part(target: Tensor, shard: Shard | None, tensor: Tensor, index: Index
     """
     dim = 0 if shard is None else shard.dim
     if index and isinstance(index[0], int):  # one of several that lie one behind the other
-        target, index, dim = target[index[0]], index[1:], dim - 1
+        number, index = index[0], index[1:]
+        if shard is not None and dim == 0:  # and are not cut, but shared
+            (own,), shard = shard.ranges, None
+            if number not in own:
+                return
+            number -= own.start
+        target, dim = target[number], dim - 1
     if shard is None:
         target[index].copy_(tensor)
         return

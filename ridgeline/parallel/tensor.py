@@ -1,9 +1,10 @@
 """A model split over the ranks of a group: every matrix is shared, and so is the vocabulary.
 
 The model stays as it is written for one device, with fewer heads, columns and entries of the
-vocabulary. What reads them whole gives a part of a sum, so the sum over all ranks follows it: the
-two projections back into the residual stream, the experts, and the embedding, which each rank looks
-up for its own entries. The head's logits are put together again, on every rank.
+vocabulary, or with fewer experts. What reads them whole gives a part of a sum, so the sum over all
+ranks follows it: the two projections back into the residual stream, the experts, and the embedding,
+which each rank looks up for its own entries. The head's logits are put together again, on every
+rank.
 
 Rank 0 alone adds what must be added once, biases and the residual: there both are free, in the
 epilogue of its matrix product. That, and sums without a part in a backward pass, make gradients
@@ -84,8 +85,8 @@ class QuantizedRowLinear(RowSum, QuantizedLinear):
 
 
 class RowExperts(ExpertMLP):
-    """Experts of which each rank has some columns. All ranks route alike: the router and what it
-    sees are the same on each, bit for bit.
+    """Experts of which each rank has some columns, or of which it has some. All ranks route alike:
+    the router and what it sees are the same on each, bit for bit.
     """
 
     group: Group
@@ -93,6 +94,14 @@ class RowExperts(ExpertMLP):
     def forward(self, x_TD: Tensor, norm: RMSNorm, residual_TD: Tensor | None = None) -> Tensor:
         own = residual_TD if self.group.rank == 0 else None
         return summed(self.group, super().forward(x_TD, norm, own))
+
+    def own_numbers(self, experts_TA: Tensor) -> Tensor:
+        """The one behind the last for all that other ranks have."""
+        if not self.is_part:
+            return experts_TA
+        count = len(self.down)
+        own_TA = experts_TA - self.group.rank * count
+        return own_TA.where((own_TA >= 0) & (own_TA < count), count)
 
 
 class VocabEmbedding(nn.Embedding):
@@ -143,12 +152,13 @@ def split_model(
     device: str | torch.device,
     group: Group,
     coded: Collection[str] = (),
+    expert: int = 1,
 ) -> Transformer:
     """This rank's part, allocated and not yet written, without the weights of the projections in
-    `coded`: `set_codes` brings theirs. Its config is that of the part, with the vocabulary of the
-    whole, which is what goes in and comes out.
+    `coded`: `set_codes` brings theirs. `expert`: as many ranks share experts whole. Its config is
+    that of the part, with the vocabulary of the whole, which is what goes in and comes out.
     """
-    model = build_model(rank_config(config, group.size), dtype, "meta")
+    model = build_model(rank_config(config, group.size, expert), dtype, "meta")
     block: Any
     for block in model.layers:
         block.attn.out = _row_linear(block.attn.out, group)

@@ -126,8 +126,16 @@ class FixedExperts(ExpertMLP):
         from ridgeline.kernels.moe import triton
 
         weights, experts = triton.route(logits_TE, self.experts_per_token, self.renormalize)
+        own = self.own_numbers(experts)
         return triton.mixture_of_experts(
-            x_TD, weights, experts, self.gate_up, self.down, self.activation, fixed=True
+            x_TD,
+            weights,
+            own,
+            self.gate_up,
+            self.down,
+            self.activation,
+            fixed=True,
+            is_part=self.is_part,
         )
 
     def _on_cpu(self, x_TD: Tensor, logits_TE: Tensor) -> Tensor:
@@ -137,9 +145,11 @@ class FixedExperts(ExpertMLP):
             count, renormalize = self.experts_per_token, self.renormalize
             return in_blocks(lambda rows: route(rows, count, renormalize)[which], BLOCK, logits_TE)
 
-        weights_TA, experts_TA = routed(0), routed(1)
+        weights_TA, experts_TA = routed(0), self.own_numbers(routed(1))
         out_TD = torch.zeros_like(x_TD, dtype=torch.float32)
         for expert in experts_TA.unique().tolist():
+            if expert == len(self.down):
+                continue  # another rank's
             tokens, slots = torch.where(experts_TA == expert)
             gate_up, down = self.gate_up[expert], self.down[expert]
             inner = in_blocks(_product(gate_up), block_for(gate_up), x_TD[tokens])

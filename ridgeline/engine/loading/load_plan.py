@@ -30,9 +30,9 @@ from ridgeline.engine.loading.layer_speed import measured_choices, usual_batches
 from ridgeline.engine.loading.supported import check_on_device, check_supported, with_host_kernels
 from ridgeline.engine.loading.switches import check_switches, switches
 from ridgeline.engine.memory.footprint import KeptSchemes
+from ridgeline.engine.memory.parts import part_of
 from ridgeline.engine.memory.plan import MemoryPlan, fitted, itemise, plan_memory
 from ridgeline.models import ModelConfig, Transformer
-from ridgeline.parallel.degrees import rank_config
 from ridgeline.progress import Progress
 from ridgeline.quantization.choose import LayerChoice, in_words
 from ridgeline.quantization.scheme import Scheme, parse_scheme
@@ -230,7 +230,7 @@ def with_choices(plan: LoadPlan, source: Source, progress: Progress | None) -> L
     assert scheme is not None, "measured are the layers of a scheme"
     if recipe.quantize_all:
         return plan
-    config = rank_config(plan.config, recipe.parallel.tensor)
+    config = part_of(plan.config, recipe)
     choices = source.together(lambda: _measured(plan, config, scheme, progress))
     if recipe.copies and scheme.inputs == "16-bit":
         choices = tuple(choice.with_copy() for choice in choices)

@@ -20,13 +20,13 @@ from ridgeline.engine.loading.load_plan import LoadPlan, Source, SourceForm
 from ridgeline.engine.loading.saved import tokenizer_of
 from ridgeline.engine.loading.sources import SCHEMES, keeps_codes
 from ridgeline.engine.memory.footprint import KeptSchemes
+from ridgeline.engine.memory.parts import part_of
 from ridgeline.hardware import detect
 from ridgeline.hardware.detection import available_memory
 from ridgeline.models import ModelConfig, Transformer, build_model
 from ridgeline.models.checkpoint import open_checkpoint
 from ridgeline.models.families import describe
 from ridgeline.parallel.coded import check_cut, is_cut
-from ridgeline.parallel.degrees import rank_config
 from ridgeline.parallel.filling import (
     RoundedLayers,
     cut_weights,
@@ -83,8 +83,9 @@ class SplitSource(Source):
     def weights(self, plan: LoadPlan, progress: Progress | None) -> Transformer:
         rounding = self._rounding(plan)
         coded = plan.form.codes or {} if rounding is None else rounding.layers
+        dtype, expert = plan.form.dtype, plan.recipe.parallel.expert
         model = self.group.together(
-            lambda: split_model(self.config, plan.form.dtype, self.device, self.group, coded)
+            lambda: split_model(self.config, dtype, self.device, self.group, coded, expert)
         )
         self.fill(model, plan, rounding, progress if self.group.rank == 0 else None)
         return model
@@ -97,7 +98,7 @@ class SplitSource(Source):
         if scheme is None:
             return None
         whole = build_model(self.config, plan.form.dtype, "meta")
-        parts = dict(named_matrices(rank_config(self.config, self.group.size)))
+        parts = dict(named_matrices(part_of(self.config, plan.recipe)))
         names = self.group.together(lambda: chosen_layers(whole, scheme))
         return RoundedLayers(scheme, {name for name in names if parts[name] not in plan.plain})
 
@@ -134,7 +135,7 @@ class SplitCheckpoint(SplitSource):
         """The dtype that one rank would choose; the smaller one, if a rank is short of memory. The
         checkpoint's codes where they can be kept.
         """
-        held = self.config if self.on_cpu else rank_config(self.config, self.group.size)
+        held = self.config if self.on_cpu else part_of(self.config, recipe)
         scheme = None if recipe.scheme is None else parse_scheme(recipe.scheme)
         stored: KeptSchemes = {}
         if keeps_codes(recipe):

@@ -174,7 +174,7 @@ def task_for(model: Transformer | Path, recipe: Recipe, device: str) -> Task:
         if recipe.scheme is not None:
             check_unquantized(checkpoint, recipe.scheme)
         task = Task(model, recipe, _device_type(device, recipe.parallel.tensor))
-    check_degree(task.config, recipe.parallel.tensor)
+    check_degree(task.config, recipe.parallel.tensor, recipe.parallel.expert)
     if recipe.scheme is not None:
         scheme = parse_scheme(recipe.scheme)
         coded = schemes_by_layer(task.config, scheme)

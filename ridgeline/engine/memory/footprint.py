@@ -6,7 +6,7 @@ quantization/sizes.py, activations to activations.py.
 
     weight_bytes(config, "bf16")                        # 16.1e9 for Llama-3.1-8B
     weight_bytes(config, "bf16", "int4-g128")           # 5.7e9: head and embeddings stay in bf16
-    bytes_per_page(rank_config(config, 2), recipe)      # on one of two devices
+    bytes_per_page(part_of(config, recipe), recipe)     # on one of two devices
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping
 
 from ridgeline.engine.memory.activations import FP32, Moment, peak
 from ridgeline.engine.memory.fixed_activations import apart_bytes, fixed_peak, trial_bytes
+from ridgeline.engine.memory.parts import part_of
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.kernels.pages import holds_codes
 from ridgeline.kernels.quantized_linear.many_rows import MAX_COPY_BYTES
 from ridgeline.models import ModelConfig
 from ridgeline.models.cost import kv_bytes_per_token
-from ridgeline.parallel.degrees import rank_config
 from ridgeline.quantization import sizes
 from ridgeline.quantization.head import HEAD
 from ridgeline.quantization.scheme import Scheme, parse_scheme
@@ -191,7 +191,7 @@ def graph_bytes(config: ModelConfig, recipe: Recipe) -> int:
     all of them share, and what the driver stores for each kernel.
     """
     limits = recipe.limits.filled()
-    rank = rank_config(config, recipe.parallel.tensor)
+    rank = part_of(config, recipe)
     tensors = step_peak(rank, recipe, limits.max_graph_batch).num_bytes
     tensors += fixed_bytes(rank, recipe, limits.max_graph_batch)
     rows = logit_rows(recipe, min(limits.max_graph_batch, limits.max_batch))

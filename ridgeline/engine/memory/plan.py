@@ -20,11 +20,11 @@ from operator import attrgetter
 
 from ridgeline.engine.memory import footprint
 from ridgeline.engine.memory.footprint import PENALTY_TABLE_BYTES, WORKSPACE_BYTES, KeptSchemes
+from ridgeline.engine.memory.parts import part_of
 from ridgeline.errors import OutOfMemoryError
 from ridgeline.hardware.memory_items import MemoryItem, total_bytes
 from ridgeline.hardware.units import human_bytes
 from ridgeline.models import ModelConfig
-from ridgeline.parallel.degrees import rank_config
 from ridgeline.recipe import Recipe, edited, field_table, flag
 
 # Limits that may be lowered to make room, in this order, and how far it makes sense.
@@ -112,7 +112,7 @@ def itemise(
     limits = recipe.limits.filled()
     usable = int(free_bytes * limits.memory_share)
     items = list(_fixed_items(config, recipe, draft, kept))
-    rank = rank_config(config, recipe.parallel.tensor)
+    rank = part_of(config, recipe)
     page_bytes = footprint.bytes_per_page(rank, recipe)
     if draft is not None:
         page_bytes += footprint.bytes_per_page(draft, recipe)  # it follows the same page tables
@@ -146,7 +146,7 @@ def _fixed_items(
 ) -> Iterator[MemoryItem]:
     """Everything but the pages."""
     limits, dtype = recipe.limits.filled(), recipe.dtype
-    rank = rank_config(config, recipe.parallel.tensor)
+    rank = part_of(config, recipe)
     names = {recipe.scheme} if kept is None else {scheme.name for scheme in kept.values()}
     codes = sorted(filter(None, names))
     codes += [] if recipe.head == "plain" else [f"head {recipe.head}"]

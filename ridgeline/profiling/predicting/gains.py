@@ -70,6 +70,7 @@ AREAS: dict[Area, tuple[str, ...]] = {
         "speculation.min_ngram",
         "speculation.draft_model",
         "parallel.tensor",
+        "parallel.expert",
     ),
 }
 UNKNOWN_CONTEXT = 1024  # tokens, where no step was measured

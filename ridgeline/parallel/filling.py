@@ -26,7 +26,7 @@ from ridgeline.models.families.names import Index
 from ridgeline.models.weights import stored_parts, stream_weights
 from ridgeline.parallel.group import Group
 from ridgeline.parallel.shards import cut_codes, shard_of, write_part
-from ridgeline.parallel.tensor import allocate, set_codes
+from ridgeline.parallel.tensor import allocate, own_name, set_codes
 from ridgeline.progress import Progress
 from ridgeline.quantization.calibrating.work import codes_on
 from ridgeline.quantization.files.fuse import Whole, model_weights
@@ -60,17 +60,26 @@ class PartFilling:
 
     def write(self, name: str, tensor: Tensor, index: Index = ()) -> None:
         """A whole parameter, or the part `index` of it."""
-        if name not in self.parameters:
+        own = own_name(name, self.config, self.group)
+        if own is None or own not in self.parameters:
             return  # it is another rank's
-        if self.parameters[name].is_meta:  # codes were expected, and did not make a matrix
-            self.parameters[name] = allocate(self.model, name, self.device)
+        if self.parameters[own].is_meta:  # codes were expected, and did not make a matrix
+            self.parameters[own] = allocate(self.model, own, self.device)
         shard = shard_of(name, self.config, self.group.rank, self.group.size, self.expert)
-        write_part(self.parameters[name], shard, tensor, index)
+        write_part(self.parameters[own], shard, tensor, index)
 
     def set_codes(self, layer: str, whole: StoredMatrix) -> None:
+        own = own_name(layer, self.config, self.group)
+        if own is None:
+            return
         shard = shard_of(layer + WEIGHT, self.config, self.group.rank, self.group.size)
         part = cut_codes(whole, shard)
-        set_codes(self.model, layer, part._replace(codes=codes_on(part.codes, self.device)))
+        set_codes(self.model, own, part._replace(codes=codes_on(part.codes, self.device)))
+
+    def round(self, layer: str, weight_OD: Tensor, scheme: Scheme) -> None:
+        """Set the nearest codes of a whole projection's weights."""
+        if own_name(layer, self.config, self.group) is not None:
+            self.set_codes(layer, nearest_codes(layer, weight_OD, scheme))
 
 
 @torch.no_grad()
@@ -128,7 +137,7 @@ def load_split_nearest(
         if layer not in rounding.layers:
             filling.write(part.parameter, tensor, part.index)
         elif (weight_OD := arriving.put(part, tensor)) is not None:
-            filling.set_codes(layer, nearest_codes(layer, weight_OD, rounding.scheme))
+            filling.round(layer, weight_OD, rounding.scheme)
             del weight_OD
         del tensor
 
@@ -150,8 +159,7 @@ def cut_weights(
         if rounding is None or layer not in layers:
             filling.write(name, tensor)
         else:
-            weight_OD = tensor.to(filling.device)
-            filling.set_codes(layer, nearest_codes(layer, weight_OD, rounding.scheme))
+            filling.round(layer, tensor.to(filling.device), rounding.scheme)
 
 
 def sent_parameters(

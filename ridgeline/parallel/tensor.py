@@ -19,6 +19,7 @@ or coded, as it is or as an engine runs it (engine/loading/host_model.py, determ
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -38,6 +39,7 @@ from ridgeline.models.transformer import (
 )
 from ridgeline.parallel.degrees import rank_config
 from ridgeline.parallel.group import Group
+from ridgeline.parallel.stages import AroundRing, HandedOn, TakenOver, stage_config, stage_layers
 from ridgeline.quantization.files.matrix import StoredMatrix
 from ridgeline.quantization.head import HEAD, quantized_head
 from ridgeline.quantization.linear import QuantizedLinear, replace_layer
@@ -158,7 +160,8 @@ def split_model(
     `coded`: `set_codes` brings theirs. `expert`: as many ranks share experts whole. Its config is
     that of the part, with the vocabulary of the whole, which is what goes in and comes out.
     """
-    model = build_model(rank_config(config, group.size, expert), dtype, "meta")
+    own = stage_config(config, group.num_stages, group.stage)
+    model = build_model(rank_config(own, group.size, expert), dtype, "meta")
     block: Any
     for block in model.layers:
         block.attn.out = _row_linear(block.attn.out, group)
@@ -166,17 +169,31 @@ def split_model(
             block.mlp = _as(RowExperts, block.mlp, group)
         else:
             block.mlp.down = _row_linear(block.mlp.down, group)
-    model.embed = _as(VocabEmbedding, model.embed, group)
+    model.embed = _as(TakenOver if group.stage else VocabEmbedding, model.embed, group)
     model.head = _as(VocabHead, model.head, group)
-    model.head.vocab_size = config.vocab_size
-    model.config = replace(model.config, vocab_size=config.vocab_size)
-    waiting = {f"{layer}.weight" for layer in coded}
+    model.head.vocab_size = own.vocab_size
+    if group.num_stages > 1:
+        model.norm = _as(HandedOn if group.stage else AroundRing, model.norm, group)
+    model.config = replace(model.config, vocab_size=own.vocab_size)
+    waiting = {own_name(f"{layer}.weight", config, group) for layer in coded}
     for name, _ in list(model.named_parameters()):
         if name not in waiting:
             allocate(model, name, device)
-    if config.tied_embeddings:
+    if own.tied_embeddings:
         model.head.weight = model.embed.weight
     return model
+
+
+def own_name(name: str, config: ModelConfig, group: Group) -> str | None:
+    """Of a parameter or projection of the whole model in its stage; None: it is another's."""
+    if group.num_stages == 1:
+        return name
+    match = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
+    if match is None:
+        return None if group.stage else name
+    layers = stage_layers(config, group.num_stages)[group.stage]
+    number = int(match[1])
+    return f"layers.{number - layers.start}.{match[2]}" if number in layers else None
 
 
 def allocate(model: Transformer, name: str, device: str | torch.device) -> nn.Parameter:

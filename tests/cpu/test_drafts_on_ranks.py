@@ -131,7 +131,7 @@ def test_a_step_that_fails_with_its_drafts_is_run_without_them(
 
 def test_a_checkpoints_draft_and_a_scheme(folder: str) -> None:
     """All of it at once: codes on each rank, a draft on the first."""
-    speculation = Speculation("draft", max_draft_tokens=3, draft_model=folder)
+    speculation = Speculation("draft", max_draft_tokens=4, draft_model=folder)
     with ThreadedEngine(Path(folder), scheme="int8", speculation=speculation) as ranks:
         force_drafts(ranks.engine)
         found = ranks.engine.generate(prompts_of([9, 30]), GREEDY)

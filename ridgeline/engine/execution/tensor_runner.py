@@ -1,4 +1,4 @@
-"""Runs steps on several ranks, each with its part of the model (parallel/tensor.py).
+"""Runs steps on several ranks, each with its part of the model (parallel/tensor.py, stages.py).
 
 Rank 0 has the scheduler and the requests. Its `launch` tells the others of the step in one message
 of plain numbers, and then does what they do: its part of every pass. To whoever calls it, it is a
@@ -87,7 +87,7 @@ class TensorRunner(Runner):
         """`end_ranks` is called when no step follows."""
         self.group = group
         group.in_order = recipe.deterministic
-        if group.rank == 0:
+        if group.leads:
             group.send([num_pages, graph_bytes])
         try:
             group.together(
@@ -149,7 +149,7 @@ class TensorRunner(Runner):
 
     def _seat(self, plan: StepPlan, jobs: Jobs, known_tokens: KnownTokens) -> dict[Hashable, str]:
         """Rank 0 seats who has joined, and tells of the step and of those it could not seat."""
-        if self.group.rank == 0:
+        if self.group.leads:
             failed = super()._seat(plan, jobs, known_tokens)
             self._tell(plan, jobs, failed)
             return failed
@@ -209,14 +209,16 @@ class TensorRunner(Runner):
             self.share_results(num_samples)
             super().end_step(plan, kept)
             return
-        if self.group.rank == 0:
+        if self.group.leads:
             super().end_step(plan, kept)
         self.share_results(num_samples)
         if num_samples:
             self.group.broadcast(self.buffers.last_tokens)
 
     def share_results(self, num_samples: int) -> None:
-        """Every rank goes on with the tokens that rank 0 chose."""
+        """Every rank goes on with the tokens that rank 0 chose: every one of the first stage, which
+        are those that look tokens up.
+        """
         if num_samples:
             self.group.broadcast(self.buffers.results)
 
@@ -243,6 +245,18 @@ class TensorRunner(Runner):
                 del self.graphs.captured[kind]
         raise agreed
 
+    @property
+    def moves(self) -> bool:
+        """Verdicts stay in the first stage."""
+        return self.group.num_stages == 1 and super().moves
+
+    def _run_eagerly(self, step: StepPass, max_length: int) -> PassResult:
+        """Logits are the first stage's."""
+        if self.group.stage == 0:
+            return super()._run_eagerly(step, max_length)
+        self.forward_eagerly(step, max_length)
+        return PassResult([])
+
     def send(self, step: StepPass, shape: StepShape) -> StepInputs:
         self._shape = shape
         return super().send(step, shape)
@@ -251,7 +265,7 @@ class TensorRunner(Runner):
         self, step: StepPass, logits_RV: Tensor, inputs: StepInputs, tokens_R: Tensor, kept: bool
     ) -> PassResult:
         self._shape = None  # no sum follows
-        if self.group.rank:
+        if not self.group.leads:
             return PassResult([])
         return super().finish(step, logits_RV, inputs, tokens_R, kept)
 
@@ -268,11 +282,16 @@ class TensorRunner(Runner):
         if self._shape is None:
             return []
         config, group = self.model.config, self.group
+        states = (self._shape.num_tokens, config.hidden_size)
+        layers: list[RankCall] = [(group.all_reduce, states)] * (2 * config.num_layers)
+        handed_on, taken_over = (group.hand_on, states), (group.take_over, states)
+        if group.stage:
+            return [taken_over, *layers, handed_on]
+        around = [handed_on, taken_over] if group.num_stages > 1 else []
         rows = [*prompt_logit_rows(plan, jobs), self._shape.num_samples]
         num_columns = len(self.model.head.weight)
-        calls: list[RankCall] = [(group.all_reduce, (self._shape.num_tokens, config.hidden_size))]
-        calls *= 1 + 2 * config.num_layers
-        return calls + [(group.all_gather, (count, num_columns)) for count in rows if count]
+        gathers = [(group.all_gather, (count, num_columns)) for count in rows if count]
+        return [(group.all_reduce, states), *layers, *around, *gathers]
 
     def _agree(self, error: Exception | None) -> Exception | None:
         """What every rank raises: of the same kind on all, with the words of one that failed."""
@@ -333,7 +352,7 @@ def _read_step(words: list[int], runner: TensorRunner) -> StepPlan:
 def _stop(group: Group, end_ranks: Callable[[], None]) -> None:
     """Rank 0 lets the others go."""
     try:
-        if group.rank == 0:
+        if group.leads:
             group.send([STOP])
     except HardwareError:
         pass  # they have gone already

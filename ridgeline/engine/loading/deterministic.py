@@ -39,6 +39,7 @@ from ridgeline.models.transformer import (
     Linear,
     RMSNorm,
 )
+from ridgeline.parallel.stages import AroundRing, HandedOn, TakenOver
 from ridgeline.parallel.tensor import (
     RowExperts,
     RowLinear,
@@ -159,6 +160,10 @@ class FixedExperts(ExpertMLP):
         return out_TD.to(x_TD.dtype)
 
 
+class FixedAroundRing(AroundRing, FixedNorm):
+    pass
+
+
 class FixedRowLinear(RowSum, FixedLinear):
     pass
 
@@ -179,6 +184,7 @@ def _product(weight_OD: Tensor, bias_O: Tensor | None = None) -> Callable[[Tenso
 # in their order (`Group.in_order`); of an embedding and of logits there is one part, and no sum.
 REPLACED: dict[type[nn.Module], type[nn.Module]] = {
     RMSNorm: FixedNorm,
+    AroundRing: FixedAroundRing,
     Linear: FixedLinear,
     ExpertMLP: FixedExperts,
     RowLinear: FixedRowLinear,
@@ -186,4 +192,5 @@ REPLACED: dict[type[nn.Module], type[nn.Module]] = {
     RowExperts: FixedRowExperts,
     **{kind: kind for kind in (Transformer, Block, Attention, DenseMLP)},
     **{kind: kind for kind in (nn.Embedding, VocabEmbedding, nn.ModuleList)},
+    **{kind: kind for kind in (TakenOver, HandedOn)},
 }

@@ -21,6 +21,7 @@ from ridgeline.kernels.rms_norm.cpu import rms_norm
 from ridgeline.kernels.skinny_linear.cpu import most_rows, skinny_linear
 from ridgeline.models.copies import with_kinds
 from ridgeline.models.transformer import Fusion, Linear, RMSNorm, Transformer, fused_parts
+from ridgeline.parallel.stages import AroundRing
 from ridgeline.parallel.tensor import (
     QuantizedRowLinear,
     QuantizedVocabHead,
@@ -55,6 +56,10 @@ class HostLinear(Linear):
         return y_TO if residual_TO is None else y_TO.add_(residual_TO)
 
 
+class HostAroundRing(AroundRing, HostNorm):
+    pass
+
+
 class HostRowLinear(RowSum, HostLinear):
     pass
 
@@ -73,6 +78,7 @@ class HostQuantizedVocabHead(VocabParts, HostQuantizedLinear):
 
 INSTEAD: dict[type[nn.Module], type[nn.Module]] = {
     RMSNorm: HostNorm,
+    AroundRing: HostAroundRing,
     Linear: HostLinear,
     RowLinear: HostRowLinear,
     VocabHead: HostVocabHead,

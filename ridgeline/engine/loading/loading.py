@@ -15,8 +15,9 @@ from ridgeline.engine.loading.load_plan import Source, plan_load, with_measured_
 from ridgeline.engine.loading.saved import saved_recipe
 from ridgeline.engine.loading.sources import CheckpointSource, ModelSource
 from ridgeline.engine.loading.supported import mention_unbuilt
+from ridgeline.engine.memory.parts import part_of
 from ridgeline.engine.memory.plan import MemoryPlan
-from ridgeline.models import Transformer
+from ridgeline.models import LayerConfig, Transformer
 from ridgeline.models.checkpoint import resolve_model
 from ridgeline.progress import Progress
 from ridgeline.quantization.choose import LayerChoice
@@ -30,6 +31,7 @@ class Loaded(NamedTuple):
     plan: MemoryPlan
     draft: Transformer | None = None  # the small model that drafts
     choices: tuple[LayerChoice, ...] = ()  # what was measured of a scheme's layers
+    layers: tuple[LayerConfig, ...] = ()  # of all stages, where this has one's
 
 
 def load(
@@ -61,4 +63,5 @@ def load_from(
     plan = with_measured_forms(plan, source, progress)
     model = source.finished(source.weights(plan, progress), plan)
     draft = source.draft(plan, model)
-    return Loaded(model, tokenizer, plan.recipe, plan.memory, draft, plan.all_choices)
+    layers = part_of(plan.config, plan.recipe).layers
+    return Loaded(model, tokenizer, plan.recipe, plan.memory, draft, plan.all_choices, layers)

@@ -20,7 +20,7 @@ from ridgeline.engine.loading.load_plan import LoadPlan, Source, SourceForm
 from ridgeline.engine.loading.saved import tokenizer_of
 from ridgeline.engine.loading.sources import SCHEMES, keeps_codes
 from ridgeline.engine.memory.footprint import KeptSchemes
-from ridgeline.engine.memory.parts import part_of
+from ridgeline.engine.memory.parts import part_of, stages_of
 from ridgeline.hardware import detect
 from ridgeline.hardware.detection import available_memory
 from ridgeline.models import ModelConfig, Transformer, build_model
@@ -87,7 +87,7 @@ class SplitSource(Source):
         model = self.group.together(
             lambda: split_model(self.config, dtype, self.device, self.group, coded, expert)
         )
-        self.fill(model, plan, rounding, progress if self.group.rank == 0 else None)
+        self.fill(model, plan, rounding, progress if self.group.leads else None)
         return model
 
     def _rounding(self, plan: LoadPlan) -> RoundedLayers | None:
@@ -115,12 +115,17 @@ class SplitSource(Source):
     def finished(self, model: Transformer, plan: LoadPlan) -> Transformer:
         if plan.recipe.head != "plain":
             scheme = parse_scheme(plan.recipe.head)
-            self.group.together(lambda: quantize_split_head(model, scheme))
+
+            def quantize() -> None:
+                if self.group.stage == 0:
+                    quantize_split_head(model, scheme)
+
+            self.group.together(quantize)
         return model
 
     def draft(self, plan: LoadPlan, model: Transformer) -> Transformer | None:
         """Rank 0 drafts for all (execution/rank_drafts.py)."""
-        mine = plan.draft if self.group.rank == 0 else None
+        mine = plan.draft if self.group.leads else None
         return self.group.together(lambda: load_draft(mine, model))
 
 
@@ -135,7 +140,7 @@ class SplitCheckpoint(SplitSource):
         """The dtype that one rank would choose; the smaller one, if a rank is short of memory. The
         checkpoint's codes where they can be kept.
         """
-        held = self.config if self.on_cpu else part_of(self.config, recipe)
+        held = self.config if self.on_cpu else next(stages_of(self.config, recipe)).config
         scheme = None if recipe.scheme is None else parse_scheme(recipe.scheme)
         stored: KeptSchemes = {}
         if keeps_codes(recipe):
@@ -151,7 +156,7 @@ class SplitCheckpoint(SplitSource):
 
     def tokenizer(self, given: Tokenizer | None) -> Tokenizer | None:
         """Rank 0 has the requests."""
-        return given if given is not None or self.group.rank else tokenizer_of(self.path)
+        return given if given is not None or not self.group.leads else tokenizer_of(self.path)
 
     def fill(
         self,

@@ -38,12 +38,13 @@ from ridgeline.parallel.degrees import check_degree
 from ridgeline.parallel.group import Group
 from ridgeline.parallel.launch import RankProcess, Ranks, started, torchrun_process
 from ridgeline.parallel.links import Gone, join, nobody_knows
+from ridgeline.parallel.stages import stage_layers
 from ridgeline.progress import Progress
 from ridgeline.quantization.head import check_head
 from ridgeline.quantization.linear import schemes_of
 from ridgeline.quantization.nearest import check_unquantized
 from ridgeline.quantization.scheme import parse_scheme
-from ridgeline.recipe import Recipe
+from ridgeline.recipe import Parallel, Recipe
 
 
 class Members(NamedTuple):
@@ -99,7 +100,7 @@ def load_on_ranks(
     if isinstance(model, Path):
         recipe = recipe or saved_recipe(model)
     recipe = recipe or Recipe()
-    if recipe.parallel.tensor == 1:
+    if recipe.parallel.num_ranks == 1:
         return load(model, recipe, tokenizer, device, progress), None
     task = task_for(model, recipe, device)
     process = torchrun_process()
@@ -120,7 +121,7 @@ def _load_and_start(
     task: Task, model: Transformer | Path, tokenizer: Tokenizer | None, progress: Progress | None
 ) -> tuple[Loaded, Members]:
     """As rank 0, with the other ranks started from here."""
-    size = task.recipe.parallel.tensor
+    size = task.recipe.parallel.num_ranks
     _check_devices(size, task.device_type)
     num_threads = torch.get_num_threads()
     ranks = Ranks(size, f"{__name__}:main", task)
@@ -173,8 +174,9 @@ def task_for(model: Transformer | Path, recipe: Recipe, device: str) -> Task:
             check_head(checkpoint, describe(checkpoint), parse_scheme(recipe.head))
         if recipe.scheme is not None:
             check_unquantized(checkpoint, recipe.scheme)
-        task = Task(model, recipe, _device_type(device, recipe.parallel.tensor))
+        task = Task(model, recipe, _device_type(device, recipe.parallel))
     check_degree(task.config, recipe.parallel.tensor, recipe.parallel.expert)
+    stage_layers(task.config, recipe.parallel.pipeline)
     if recipe.scheme is not None:
         scheme = parse_scheme(recipe.scheme)
         coded = schemes_by_layer(task.config, scheme)
@@ -182,11 +184,11 @@ def task_for(model: Transformer | Path, recipe: Recipe, device: str) -> Task:
     return task
 
 
-def _device_type(device: str, num_ranks: int) -> str:
+def _device_type(device: str, parallel: Parallel) -> str:
     """Without a look at a GPU that may be another rank's."""
     if device.startswith("cuda:"):
         raise UsageError(
-            f"device is {device} and tensor_parallel {num_ranks}: each rank takes a GPU of its "
+            f"device is {device} and {_in_words(parallel)}: each rank takes a GPU of its "
             "own; give cuda, and CUDA_VISIBLE_DEVICES to choose which"
         )
     if device in ("auto", "cuda") and torch.cuda.is_available():
@@ -199,20 +201,30 @@ def _check_devices(num_ranks: int, device_type: str) -> None:
     num_gpus = torch.cuda.device_count() if device_type == "cuda" else num_ranks
     if num_gpus < num_ranks:
         raise HardwareError(
-            f"{num_ranks} ranks of tensor parallel need a GPU each, and there are {num_gpus}; "
-            f"use --tensor-parallel {num_gpus}, or a machine with more"
+            f"{num_ranks} ranks need a GPU each, and there are {num_gpus}; use --tensor-parallel "
+            f"{num_gpus}, or a machine with more"
         )
 
 
 def _check_process(process: RankProcess, recipe: Recipe, device_type: str) -> None:
-    if process.size != recipe.parallel.tensor:
+    wanted = recipe.parallel.num_ranks
+    if process.size != wanted:
+        remedy = (
+            f", or use --tensor-parallel {process.size}" if recipe.parallel.pipeline == 1 else ""
+        )
         raise UsageError(
-            f"tensor_parallel is {recipe.parallel.tensor} and torchrun has started {process.size} "
-            f"ranks; start {recipe.parallel.tensor}, or use --tensor-parallel {process.size}"
+            f"{_in_words(recipe.parallel)} and torchrun has started {process.size} ranks; start "
+            f"{wanted}{remedy}"
         )
     _check_devices(process.local_size, device_type)
 
 
 def _join(process: RankProcess, task: Task, local: bool, gone: Gone = nobody_knows) -> Group:
     device = "cpu" if task.device_type == "cpu" else f"cuda:{process.local_rank}"
-    return join(process.store, process.rank, process.size, device, local, gone)
+    num_stages = task.recipe.parallel.pipeline
+    return join(process.store, process.rank, process.size, device, local, gone, num_stages)
+
+
+def _in_words(parallel: Parallel) -> str:
+    stages = f" and pipeline_parallel {parallel.pipeline}" if parallel.pipeline > 1 else ""
+    return f"tensor_parallel is {parallel.tensor}{stages}"

@@ -12,10 +12,10 @@ quantization/sizes.py, activations to activations.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from ridgeline.engine.memory.activations import FP32, Moment, peak
 from ridgeline.engine.memory.fixed_activations import apart_bytes, fixed_peak, trial_bytes
-from ridgeline.engine.memory.parts import part_of
 from ridgeline.formats.dtypes import dtype_bytes, parse_dtype
 from ridgeline.kernels.pages import holds_codes
 from ridgeline.kernels.quantized_linear.many_rows import MAX_COPY_BYTES
@@ -186,12 +186,12 @@ def token_table_bytes(recipe: Recipe) -> int:
     return (limits.max_batch + 1) * (limits.max_context + 1) * TOKEN_BYTES
 
 
-def graph_bytes(config: ModelConfig, recipe: Recipe) -> int:
+def graph_bytes(rank: ModelConfig, recipe: Recipe, vocab_size: int) -> int:
     """Captured graphs keep memory of their own: a pool with the tensors of the largest step, which
-    all of them share, and what the driver stores for each kernel.
+    all of them share, and what the driver stores for each kernel. `rank` is the device's part, and
+    `vocab_size` that of the logits it puts together.
     """
-    limits = recipe.limits.filled()
-    rank = part_of(config, recipe)
+    limits, config = recipe.limits.filled(), replace(rank, vocab_size=vocab_size)
     tensors = step_peak(rank, recipe, limits.max_graph_batch).num_bytes
     tensors += fixed_bytes(rank, recipe, limits.max_graph_batch)
     rows = logit_rows(recipe, min(limits.max_graph_batch, limits.max_batch))

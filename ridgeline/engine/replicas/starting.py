@@ -58,10 +58,10 @@ def start_replicas(
 
 
 def needs_of(recipe: Recipe, device: str, num_replicas: int) -> Needs:
-    """A GPU for each rank of a tensor-parallel group; on a CPU, an equal share of the cores."""
+    """A GPU for each of its ranks; on a CPU, an equal share of the cores."""
     hardware = detect(device)
     if hardware.device_type != "cpu":
-        return Needs(num_cpus=1, num_gpus=recipe.parallel.tensor)
+        return Needs(num_cpus=1, num_gpus=recipe.parallel.num_ranks)
     return Needs(num_cpus=max(1, (os.cpu_count() or 1) // num_replicas), num_gpus=0)
 
 

@@ -71,6 +71,7 @@ AREAS: dict[Area, tuple[str, ...]] = {
         "speculation.draft_model",
         "parallel.tensor",
         "parallel.expert",
+        "parallel.pipeline",
     ),
 }
 UNKNOWN_CONTEXT = 1024  # tokens, where no step was measured

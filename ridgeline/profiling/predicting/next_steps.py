@@ -72,7 +72,7 @@ def candidates(situation: Situation) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def can_be_run(situation: Situation, edit: Mapping[str, Any]) -> bool:
     """On as many ranks as now."""
-    return situation.recipe.parallel.tensor == 1 or not edit.get("copies")
+    return situation.recipe.parallel.num_ranks == 1 or not edit.get("copies")
 
 
 def _smaller(situation: Situation, on_gpu: bool) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -27,6 +27,7 @@ from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.execution.tensor_runner import TensorRunner
 from ridgeline.engine.loading.supported import check_supported
 from ridgeline.engine.local import ranks as engine_ranks
+from ridgeline.engine.local.local_backend import widest_window
 from ridgeline.engine.memory.parts import stages_of
 from ridgeline.errors import HardwareError, UnsupportedError, UsageError
 from ridgeline.models.shapes import describe_shape
@@ -75,6 +76,8 @@ def test_stages_give_the_tokens_of_one_rank(
             len(stage.layers) for stage in stages
         ]
         assert sum(len(stage.layers) for stage in stages) == model.config.num_layers
+        # Pages are kept as long as a layer of any stage may look at them.
+        assert ranks.engine.scheduler.config.window == widest_window([model.config])
         assert ranks.engine.memory_plan.bytes_of("weights") in held
         assert max(held) < 0.9 * sum(p.nbytes for p in model.parameters())
 

@@ -159,6 +159,19 @@ def test_codes_of_other_tools_are_cut(
     assert_as_on_one(tmp_path)
 
 
+def test_codes_of_another_tool_in_stages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The second stage's are those of the later layers, and the plan counts them so."""
+    monkeypatch.setitem(tiny_models.MODELS, "wide", ("Llama", WIDE | {"num_hidden_layers": 3}))
+    files.write_checkpoint(tmp_path, "wide", files.gptq_writer(32), GPTQ)
+    coded = load_model(tmp_path, dtype="fp32", device="cpu", keep_codes=True)
+    expected = tokens_of(engine_for(tmp_path).generate(PROMPTS, GREEDY))  # type: ignore[arg-type]
+    with ThreadedEngine(tmp_path, parallel=Parallel(pipeline=2)) as ranks:
+        assert tokens_of(ranks.engine.generate(PROMPTS, GREEDY)) == expected
+        models = [ranks.runners[rank].model for rank in range(2)]
+        assert max(map(held_bytes, models)) == ranks.engine.memory_plan.bytes_of("weights")
+        assert torch.equal(models[1].layers[-1].mlp.down.weight, coded.layers[-1].mlp.down.weight)
+
+
 def test_ranks_agree_on_what_stays_plain(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each times its own part. What is slower on one is plain on all, as in the plan."""
     group_of = {}

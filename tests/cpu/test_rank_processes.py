@@ -95,7 +95,15 @@ ALL_OF_IT = {
 }
 
 
-@pytest.mark.parametrize("what", ALL_OF_IT)
+@pytest.mark.parametrize(
+    "what",
+    [
+        "codes, drafts and a CPU's kernels",
+        "two stages",
+        pytest.param("deterministic", marks=pytest.mark.slow),
+        pytest.param("two stages of two", marks=pytest.mark.slow),
+    ],
+)
 def test_processes_do_together_what_one_does(what: str, tmp_path: Path) -> None:
     save_checkpoint("llama-wide-heads", tmp_path)
     recipe, prompts = replace(RECIPE, **ALL_OF_IT[what]), prompts_of([20, 33])

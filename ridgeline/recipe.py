@@ -199,9 +199,38 @@ class Parallel:
             "split every matrix over N devices", flag="tensor-parallel", minimum=1, maximum=1024
         ),
     )
+    expert: int = field(
+        default=1,
+        metadata=field_help(
+            "of a mixture, give each of the N devices of --tensor-parallel some experts whole, "
+            "instead of some columns of each",
+            flag="expert-parallel",
+            minimum=1,
+            maximum=1024,
+        ),
+    )
+    pipeline: int = field(
+        default=1,
+        metadata=field_help(
+            "cut the layers in N stages, each on devices of its own (as many as --tensor-parallel)",
+            flag="pipeline-parallel",
+            minimum=1,
+            maximum=1024,
+        ),
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.expert not in (1, self.tensor):
+            raise UsageError(
+                f"expert_parallel is {self.expert} and tensor_parallel {self.tensor}; experts are "
+                "spread over the devices that share all else: give both the same number"
+            )
+
+    @property
+    def num_ranks(self) -> int:
+        """Devices, each with a process of its own."""
+        return self.tensor * self.pipeline
 
 
 @answers_wrong_options(KV, Limits, Speculation, Parallel)
@@ -365,11 +394,15 @@ def with_auto(recipe: Recipe, config: ModelConfig, dtype: torch.dtype, device: s
         recipe,
         dtype=model_dtype,
         kernels=kernels if recipe.kernels == "auto" else recipe.kernels,
-        graphs=on_gpu if recipe.graphs is None else recipe.graphs,
+        graphs=_has_graphs(on_gpu, recipe.parallel) if recipe.graphs is None else recipe.graphs,
         overlap=on_gpu if recipe.overlap is None else recipe.overlap,
         kv=replace(recipe.kv, dtype=model_dtype) if recipe.kv.dtype == "auto" else recipe.kv,
         limits=_filled_limits(recipe.limits, config.max_context, on_gpu),
     )
+
+
+def _has_graphs(on_gpu: bool, parallel: Parallel) -> bool:
+    return on_gpu and parallel.pipeline == 1
 
 
 def _filled_limits(limits: Limits, model_context: int, on_gpu: bool) -> Limits:

@@ -23,7 +23,6 @@ import numpy as np
 from ridgeline.data.workload import Workload
 from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.execution.step_watch import StepWatch
-from ridgeline.engine.execution.work import cost_base
 from ridgeline.engine.sampling.outputs import Output
 from ridgeline.engine.scheduling.state import Stats
 from ridgeline.engine.scheduling.step_plan import StepPlan
@@ -268,7 +267,7 @@ def _later_s(output: Output) -> float | None:
 
 def limit_of(engine: Engine, steps: Sequence[StepPlan], hardware: Hardware) -> float | None:
     """The least time these steps can take on this machine; None where a ceiling is unknown."""
-    base, total = cost_base(engine.model, engine.recipe, hardware, engine.ranks_a_device), 0.0
+    base, total = engine.local.costs, 0.0
     sizes = {"weight_bytes": base.bytes_per_weight, "kv_bytes": base.bytes_per_kv}
     for plan in steps:
         chunks = [

@@ -154,7 +154,7 @@ def prepared(args: argparse.Namespace, progress: Progress) -> EvalSubject:
     path = resolve_model(args.model, progress=progress)
     base = saved_recipe(path) if args.recipe is None else Recipe.load(args.recipe)
     recipe = from_flags(args, Recipe, base)
-    if args.layers and recipe.parallel.tensor > 1:
+    if args.layers and recipe.parallel.num_ranks > 1:
         raise UnsupportedError(
             "--layers does not work with --tensor-parallel: the layers are split"
         )

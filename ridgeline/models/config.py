@@ -22,6 +22,11 @@ class ExpertsConfig:
     experts_per_token: int
     mlp_size: int  # of one expert
     renormalize: bool  # the chosen experts' weights are rescaled to sum to one
+    held: int | None = None  # experts that this device has, where ranks share them; None: all
+
+    @property
+    def num_held(self) -> int:
+        return self.num_experts if self.held is None else self.held
 
     def __post_init__(self) -> None:
         if not 1 <= self.experts_per_token <= self.num_experts:

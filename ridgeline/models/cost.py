@@ -76,7 +76,7 @@ def num_parameters(config: ModelConfig) -> int:
 def num_expert_parameters(config: ModelConfig) -> int:
     """Those of experts' matrices, routers left out."""
     return sum(
-        layer.experts.num_experts * _expert_matrices(config, layer)
+        layer.experts.num_held * _expert_matrices(config, layer)
         for layer in config.layers
         if layer.experts is not None
     )
@@ -192,7 +192,7 @@ def layer_matrices(config: ModelConfig, layer: LayerConfig) -> int:
     return (
         _attention_matrices(config)
         + router
-        + layer.experts.num_experts * _expert_matrices(config, layer)
+        + layer.experts.num_held * _expert_matrices(config, layer)
     )
 
 
@@ -204,7 +204,8 @@ def layer_flops(config: ModelConfig, layer: LayerConfig) -> float:
 def _active_matrices(config: ModelConfig, layer: LayerConfig) -> int:
     if layer.experts is None:
         return layer_matrices(config, layer)
-    unused = layer.experts.num_experts - layer.experts.experts_per_token
+    held, experts = layer.experts.num_held, layer.experts
+    unused = held - held * experts.experts_per_token // experts.num_experts
     return layer_matrices(config, layer) - unused * _expert_matrices(config, layer)
 
 
@@ -237,9 +238,7 @@ def _weights_read(config: ModelConfig, tokens: float, rows: float) -> float:
         read += layer_matrices(config, layer) + _layer_vectors(config, layer)
         if layer.experts is not None:
             share = layer.experts.experts_per_token / layer.experts.num_experts
-            read -= (
-                layer.experts.num_experts * (1 - share) ** tokens * _expert_matrices(config, layer)
-            )
+            read -= layer.experts.num_held * (1 - share) ** tokens * _expert_matrices(config, layer)
     return read
 
 

@@ -244,8 +244,8 @@ class ExpertMLP(nn.Module):
         self.renormalize = experts.renormalize
         size, hidden = experts.mlp_size, config.hidden_size
         self.router = Linear(hidden, experts.num_experts, bias=False)
-        self.gate_up = nn.Parameter(torch.empty(experts.num_experts, 2 * size, hidden))
-        self.down = nn.Parameter(torch.empty(experts.num_experts, hidden, size))
+        self.gate_up = nn.Parameter(torch.empty(experts.num_held, 2 * size, hidden))
+        self.down = nn.Parameter(torch.empty(experts.num_held, hidden, size))
 
     def forward(self, x_TD: Tensor, norm: RMSNorm, residual_TD: Tensor | None = None) -> Tensor:
         out_TD = self.routed(norm(x_TD))
@@ -254,9 +254,19 @@ class ExpertMLP(nn.Module):
     def routed(self, x_TD: Tensor) -> Tensor:
         """What each token's experts make of it."""
         weights_TA, experts_TA = route(self.router(x_TD), self.experts_per_token, self.renormalize)
+        own_TA = self.own_numbers(experts_TA)
         return mixture_of_experts(
-            x_TD, weights_TA, experts_TA, self.gate_up, self.down, self.activation
+            x_TD, weights_TA, own_TA, self.gate_up, self.down, self.activation, self.is_part
         )
+
+    @property
+    def is_part(self) -> bool:
+        """Whether other devices have more experts."""
+        return len(self.down) < self.router.out_features
+
+    def own_numbers(self, experts_TA: Tensor) -> Tensor:
+        """Of the chosen experts, as they lie here."""
+        return experts_TA
 
 
 def block_norm(config: ModelConfig) -> RMSNorm:

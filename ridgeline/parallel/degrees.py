@@ -1,6 +1,7 @@
 """Over how many devices a model can be spread, and the part of its shape that each of them has.
 
 rank_config(config, 2).num_heads        # half of config's; UsageError where that is no number
+rank_config(config, 2, expert=2)        # half of the experts, and not half of each
 """
 
 from __future__ import annotations
@@ -10,30 +11,29 @@ from dataclasses import replace
 from math import gcd
 
 from ridgeline.errors import UsageError
-from ridgeline.models import ModelConfig
+from ridgeline.models import ExpertsConfig, ModelConfig
 from ridgeline.parallel.layout import Layout, divisor_below
 
 LARGEST = 64  # up to where degrees that would do are looked for
 
 
-def rank_config(config: ModelConfig, degree: int) -> ModelConfig:
+def rank_config(config: ModelConfig, degree: int, expert: int = 1) -> ModelConfig:
     """The part of the model that one of `degree` devices holds: heads, MLP columns and vocabulary
-    are shared out, KV heads copied where there are fewer than devices, all else is on each.
+    are shared out, KV heads copied where there are fewer than devices, all else is on each. Of
+    experts each has some columns, or with `expert`, which is then the degree, some of them whole.
     """
     if degree == 1:
         return config
-    check_degree(config, degree)
+    check_degree(config, degree, expert)
     layers = tuple(
-        replace(layer, experts=replace(experts, mlp_size=experts.mlp_size // degree))
-        if (experts := layer.experts)
-        else layer
+        replace(layer, experts=_shared(layer.experts, degree, expert)) if layer.experts else layer
         for layer in config.layers
     )
     return replace(
         config,
         num_heads=config.num_heads // degree,
         num_kv_heads=max(1, config.num_kv_heads // degree),
-        mlp_size=config.mlp_size // degree,
+        mlp_size=max(1, config.mlp_size // degree),
         vocab_size=-(-config.vocab_size // degree),
         layers=layers,
     )
@@ -55,17 +55,54 @@ def check_experts(config: ModelConfig, layout: Layout) -> None:
             )
 
 
-def check_degree(config: ModelConfig, degree: int) -> None:
-    problem = next(_problems(config, degree), None)
+def _shared(experts: ExpertsConfig, degree: int, expert: int) -> ExpertsConfig:
+    if expert == 1:
+        return replace(experts, mlp_size=experts.mlp_size // degree)
+    return replace(experts, held=experts.num_experts // expert)
+
+
+def check_degree(config: ModelConfig, degree: int, expert: int = 1) -> None:
+    assert expert in (1, degree), (expert, degree)
+    if expert > 1:
+        _check_experts(config, expert)
+    problem = next(_problems(config, degree, expert > 1), None)
     if problem is not None:
-        may_be = [str(n) for n in range(1, LARGEST + 1) if not any(_problems(config, n))]
+        may_be = [str(n) for n in range(1, LARGEST + 1) if can_share(config, n, expert > 1)]
         raise UsageError(f"tensor_parallel is {degree}; {problem}; try one of {', '.join(may_be)}")
 
 
-def _problems(config: ModelConfig, degree: int) -> Iterator[str]:
-    counts = {"query heads": config.num_heads, "MLP columns": config.mlp_size}
+def _check_experts(config: ModelConfig, expert: int) -> None:
+    counts = sorted({layer.experts.num_experts for layer in config.layers if layer.experts})
+    if not counts:
+        raise UsageError(
+            f"expert_parallel is {expert}, and the model has no experts; remove --expert-parallel"
+        )
+    if any(count % expert for count in counts):
+        both = [
+            str(n)
+            for n in range(2, LARGEST + 1)
+            if not any(count % n for count in counts) and can_share(config, n, True)
+        ]
+        remedy = "remove --expert-parallel"
+        if both:
+            remedy = f"try one of {', '.join(both)} for both, or {remedy}"
+        of_layers = " or ".join(map(str, counts))
+        raise UsageError(
+            f"expert_parallel is {expert}, which does not divide the {of_layers} experts of a "
+            f"layer; {remedy}: each rank then has some columns of each expert"
+        )
+
+
+def can_share(config: ModelConfig, degree: int, whole_experts: bool = False) -> bool:
+    return not any(_problems(config, degree, whole_experts))
+
+
+def _problems(config: ModelConfig, degree: int, whole_experts: bool) -> Iterator[str]:
+    counts = {"query heads": config.num_heads}
+    if any(layer.experts is None for layer in config.layers) or not whole_experts:
+        counts["MLP columns"] = config.mlp_size
     for layer in config.layers:
-        if layer.experts is not None:
+        if layer.experts is not None and not whole_experts:
             counts["columns of an expert"] = layer.experts.mlp_size
     for name, count in counts.items():
         if count % degree:

@@ -4,6 +4,10 @@ Two links join them. Over `data` go the tensors of the forward pass, from where 
 over `control` go numbers and words between the hosts, so that nobody waits for a device to hear of
 the next step. Who carries them is the links' matter (links.py: processes; tests: threads).
 
+Where the layers are cut in stages, `data` joins the ranks of a stage, who share its matrices, and
+`control` all of them; over `ring` each rank hands the hidden states on to the one at its place in
+the next stage, and the last stage to the first (stages.py).
+
     group.all_reduce(x_TD)                  # in place: the sum over all ranks, the same on each
     if group.rank == 0: group.send([1, 2, 3])
     else: words = group.receive()
@@ -49,17 +53,52 @@ class Link(Protocol):
         """No call follows."""
 
 
+class Ring(Protocol):
+    """From stage to stage; `rank` is the stage, and `size` how many there are."""
+
+    rank: int
+    size: int
+
+    def send(self, tensor: Tensor, rank: int) -> None:
+        """To one that receives it."""
+
+    def receive(self, tensor: Tensor, rank: int) -> None:
+        """In place, what another sends."""
+
+    def close(self) -> None:
+        """No call follows."""
+
+
 class Group:
-    def __init__(self, data: Link, control: Link) -> None:
-        self.rank, self.size = control.rank, control.size
-        self.data, self.control = data, control
-        self.num_calls = 0  # of `all_reduce` and `all_gather`, since whoever counts set it to 0
+    """`rank` of `size` share the matrices of `stage` of `num_stages`."""
+
+    def __init__(self, data: Link, control: Link, ring: Ring | None = None) -> None:
+        self.rank, self.size = data.rank, data.size
+        self.data, self.control, self.ring = data, control, ring
+        self.stage, self.num_stages = (0, 1) if ring is None else (ring.rank, ring.size)
+        # Of those that carry tensors of a pass, since whoever counts set it to 0.
+        self.num_calls = 0
+        self.in_order = False  # sums in the order of the ranks, whatever the shape
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """`x` itself, now the sum over all ranks."""
-        self.data.all_reduce(x)
+        if self.in_order:
+            self._add_in_order(x)
+        else:
+            self.data.all_reduce(x)
         self._count(x)
         return x
+
+    def _add_in_order(self, x: Tensor) -> None:
+        """Libraries cut a sum over ranks in pieces by its size, and begin each with another rank:
+        with more than two, an element's last bit follows from how many there are beside it. Here
+        each rank has all parts and adds them in fp32, element by element.
+        """
+        first, *others = self.data.all_gather(x)
+        total = first.float()
+        for part in others:
+            total = total + part.float()
+        x.copy_(total)
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
         parts = self.data.all_gather(x)
@@ -68,6 +107,24 @@ class Group:
 
     def broadcast(self, x: Tensor) -> None:
         self.data.broadcast(x)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0 of all."""
+        return self.control.rank == 0
+
+    def hand_on(self, x: Tensor) -> None:
+        """To the next stage; from the last to the first."""
+        assert self.ring is not None, "one stage has no next one"
+        self.ring.send(x.contiguous(), (self.stage + 1) % self.num_stages)
+        self._count(x)
+
+    def take_over(self, x: Tensor) -> Tensor:
+        """`x` itself, now what the stage before hands on."""
+        assert self.ring is not None, "one stage has none before it"
+        self.ring.receive(x, (self.stage - 1) % self.num_stages)
+        self._count(x)
+        return x
 
     def _count(self, x: Tensor) -> None:
         """What was made, and not only captured into a graph: that does not run now."""
@@ -126,12 +183,13 @@ class Group:
             if error is not None:
                 raise error
             rank, reason = next((rank, text) for rank, text in enumerate(reasons) if text)
-            raise HardwareError(f"rank {rank} of {self.size}: {reason}")
+            raise HardwareError(f"rank {rank} of {self.control.size}: {reason}")
         return result
 
     def check(self) -> None:
         self.control.check()
 
     def close(self) -> None:
-        self.data.close()
-        self.control.close()
+        for link in (self.data, self.control, self.ring):
+            if link is not None:
+                link.close()

@@ -59,6 +59,12 @@ class ProcessLink:
         options.rootRank = 0
         self._wait("broadcast", [tensor], _in_order(options))
 
+    def send(self, tensor: Tensor, rank: int) -> None:
+        self._wait("send", [tensor], rank, 0)
+
+    def receive(self, tensor: Tensor, rank: int) -> None:
+        self._wait("recv", [tensor], rank, 0)
+
     def _wait(self, name: str, *arguments: Any) -> None:
         """On a GPU only the stream waits."""
         try:
@@ -89,30 +95,45 @@ def _in_order(options: Any) -> Any:
 
 
 def join(
-    store: Any, rank: int, size: int, device: str, local: bool, gone: Gone = nobody_knows
+    store: Any,
+    rank: int,
+    size: int,
+    device: str,
+    local: bool,
+    gone: Gone = nobody_knows,
+    num_stages: int = 1,
 ) -> Group:
-    """The group of all ranks that meet in `store`; `local` if they are all on this machine."""
+    """The group of all ranks that meet in `store`; `local` if they are all on this machine. The
+    ranks of a stage follow each other.
+    """
     try:
-        return _joined(store, rank, size, device, local, gone)
+        return _joined(store, rank, size, device, local, gone, num_stages)
     except RuntimeError as error:
         reason = gone(GONE_S) or str(error).splitlines()[0]
         raise HardwareError(f"tensor parallel could not start: {reason}") from error
 
 
-def _joined(store: Any, rank: int, size: int, device: str, local: bool, gone: Gone) -> Group:
+def _joined(
+    store: Any, rank: int, size: int, device: str, local: bool, gone: Gone, num_stages: int
+) -> Group:
+    def link(name: str, rank: int, size: int) -> ProcessLink:
+        if device == "cpu":
+            return ProcessLink(_gloo(name, store, rank, size, local), rank, size, gone)
+        return ProcessLink(_nccl(name, store, rank, size, device), rank, size, gone)
+
     control = ProcessLink(_gloo("control", store, rank, size, local), rank, size, gone)
-    if device == "cpu":
-        data = _gloo("data", store, rank, size, local)
-    else:
-        data = _nccl(store, rank, size, device)
-    return Group(ProcessLink(data, rank, size, gone), control)
+    if num_stages == 1:
+        return Group(link("data", rank, size), control)
+    stage, place = divmod(rank, size // num_stages)
+    data = link(f"data of stage {stage}", place, size // num_stages)
+    return Group(data, control, link(f"ring of place {place}", stage, num_stages))
 
 
-def _nccl(store: Any, rank: int, size: int, device: str) -> Any:
+def _nccl(name: str, store: Any, rank: int, size: int, device: str) -> Any:
     torch.cuda.set_device(device)
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = FOREVER
-    group = dist.ProcessGroupNCCL(dist.PrefixStore("data", store), rank, size, options)
+    group = dist.ProcessGroupNCCL(dist.PrefixStore(name, store), rank, size, options)
     group._set_sequence_number_for_group()
     group.eager_connect_single_device(torch.device(device))  # it cannot be in a capture
     return group

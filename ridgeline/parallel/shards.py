@@ -1,18 +1,17 @@
-"""Which part of each weight a rank holds, and how it gets there: from a checkpoint, tensor by
-tensor, each rank keeping its part, or from a whole model.
+"""Which part of each weight a rank holds, as it is or as codes (filling.py brings it there).
 
 Fused weights are shared piece by piece: of qkv a rank has some query heads, the KV heads that these
-read, and no others; of gate-up the same columns of both. A vocabulary that cannot be shared evenly
-is filled up with zeros.
+read, and no others; of gate-up the same columns of both.
 
-    load_split_weights(model, checkpoint, description, group)
-    cut_weights(model, whole_model, group)
+    shard = shard_of("layers.0.attn.qkv.weight", config, rank=0, size=2)
+    write_part(parameter, shard, whole_weight)
+    part = cut_codes(whole_codes, shard)
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
 from typing import NamedTuple
@@ -21,12 +20,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.models import ModelConfig, Transformer
-from ridgeline.models.checkpoint import Checkpoint
-from ridgeline.models.families import Description
 from ridgeline.models.families.names import Index
-from ridgeline.models.weights import stream_weights
-from ridgeline.parallel.group import Group
-from ridgeline.progress import Progress
+from ridgeline.quantization.files.matrix import StoredMatrix, cut, cut_columns, join
 
 
 class Shard(NamedTuple):
@@ -44,8 +39,10 @@ def whole_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     return MappingProxyType({name: tuple(each.shape) for name, each in model.named_parameters()})
 
 
-def shard_of(name: str, config: ModelConfig, rank: int, size: int) -> Shard | None:
-    """What a rank has of a parameter; None: all of it. `config` is the whole model's."""
+def shard_of(name: str, config: ModelConfig, rank: int, size: int, expert: int = 1) -> Shard | None:
+    """What a rank has of a parameter; None: all of it. `config` is the whole model's. With `expert`
+    the ranks, as many, share experts whole, and not the columns of each.
+    """
     match = re.fullmatch(
         r"layers\.(\d+)\.(attn|mlp)\.(qkv|out|gate_up|down)(\.weight|\.bias)?", name
     )
@@ -60,6 +57,8 @@ def shard_of(name: str, config: ModelConfig, rank: int, size: int) -> Shard | No
     if match[3] == "out":
         return Shard(1, (_share(0, config.q_size, rank, size),))
     experts = config.layers[int(match[1])].experts
+    if experts and expert > 1:
+        return Shard(0, (_share(0, experts.num_experts, rank, expert),))
     num_columns = experts.mlp_size if experts else config.mlp_size
     stacked = 1 if experts else 0  # experts lie one behind the other, along a dim of their own
     gate = _share(0, num_columns, rank, size)
@@ -89,7 +88,13 @@ def write_part(target: Tensor, shard: Shard | None, tensor: Tensor, index: Index
     """
     dim = 0 if shard is None else shard.dim
     if index and isinstance(index[0], int):  # one of several that lie one behind the other
-        target, index, dim = target[index[0]], index[1:], dim - 1
+        number, index = index[0], index[1:]
+        if shard is not None and dim == 0:  # and are not cut, but shared
+            (own,), shard = shard.ranges, None
+            if number not in own:
+                return
+            number -= own.start
+        target, dim = target[number], dim - 1
     if shard is None:
         target[index].copy_(tensor)
         return
@@ -106,61 +111,16 @@ def write_part(target: Tensor, shard: Shard | None, tensor: Tensor, index: Index
         offset += len(wanted)
 
 
-@torch.no_grad()
-def load_split_weights(
-    model: Transformer,
-    checkpoint: Checkpoint,
-    description: Description,
-    group: Group,
-    progress: Progress | None = None,
-) -> None:
-    """Fill a model from `split_model`. Each tensor is mapped, cut and let go of."""
-    parameters = _ready(model)
-    with torch.device("meta"):
-        whole = Transformer(description.config)
-    for part, tensor in stream_weights(whole, checkpoint, description, progress):
-        if part.parameter in parameters:
-            shard = shard_of(part.parameter, description.config, group.rank, group.size)
-            write_part(parameters[part.parameter], shard, tensor, part.index)
-        del tensor  # or the shard it views stays mapped with the next one
-
-
-@torch.no_grad()
-def cut_weights(
-    model: Transformer,
-    config: ModelConfig,
-    group: Group,
-    whole: Callable[[str], Tensor],
-) -> None:
-    """Fill a model from `split_model` with parts of parameters that are there as a whole."""
-    parameters = _ready(model)
-    with torch.device("meta"):
-        names = dict(Transformer(config).named_parameters())
-    for name in names:
-        tensor = whole(name)  # asked for on every rank: it may be sent
-        if name in parameters:
-            shard = shard_of(name, config, group.rank, group.size)
-            write_part(parameters[name], shard, tensor)
-
-
-def sent_parameters(
-    whole: Transformer | None, config: ModelConfig, dtype: torch.dtype, group: Group
-) -> Callable[[str], Tensor]:
-    """Rank 0's parameters, one after the other, on every rank's host."""
-    with torch.device("meta"):
-        shapes = {name: value.shape for name, value in Transformer(config).named_parameters()}
-    held = {} if whole is None else dict(whole.named_parameters())
-
-    def send(name: str) -> Tensor:
-        tensor = held[name].cpu() if held else torch.empty(shapes[name], dtype=dtype)
-        group.control.broadcast(tensor.contiguous().view(-1).view(torch.uint8))
-        return tensor
-
-    return send
-
-
-def _ready(model: Transformer) -> dict[str, torch.nn.Parameter]:
-    """The parameters by name; what fills up the vocabulary is zero."""
-    model.embed.weight.zero_()
-    model.head.weight.zero_()
-    return dict(model.named_parameters())
+def cut_codes(matrix: StoredMatrix, shard: Shard | None) -> StoredMatrix:
+    """What a rank holds of a whole projection's codes: these codes, with the scales they have in
+    the whole one.
+    """
+    if shard is None:
+        return matrix
+    slices = [slice(part.start, part.stop) for part in shard.ranges]
+    if shard.dim == 1:
+        (columns,) = slices
+        return cut_columns(matrix, columns)
+    part = join([cut(matrix, rows) for rows in slices])
+    assert part is not None, "pieces of a matrix have one scheme"
+    return part

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ridgeline.errors import NumericsError, UsageError
 from ridgeline.models import Transformer, build_model
-from ridgeline.models.checkpoint import open_checkpoint
+from ridgeline.models.checkpoint import Checkpoint, open_checkpoint
 from ridgeline.models.families import describe
 from ridgeline.models.transformer import ExpertMLP
 from ridgeline.models.weights import stream_weights
@@ -58,10 +58,14 @@ def quantize_nearest(
     return model
 
 
-@torch.no_grad()
 def nearest(
     name: str, weight_OD: Tensor, bias_O: Tensor | None, scheme: Scheme, dtype: torch.dtype
 ) -> QuantizedLinear:
+    return QuantizedLinear(nearest_codes(name, weight_OD, scheme).codes, scheme, dtype, bias_O)
+
+
+@torch.no_grad()
+def nearest_codes(name: str, weight_OD: Tensor, scheme: Scheme) -> StoredMatrix:
     """A few rows at a time where rows have separate scales: the weights are in fp32 meanwhile, and
     a head is large.
     """
@@ -70,7 +74,7 @@ def nearest(
     pieces = [StoredMatrix(_codes(name, piece, scheme), scheme) for piece in weight_OD.split(rows)]
     whole = join(pieces)
     assert whole is not None, "the pieces have one scheme"
-    return QuantizedLinear(whole.codes, scheme, dtype, bias_O)
+    return whole
 
 
 def _codes(name: str, weight_OD: Tensor, scheme: Scheme) -> Codes:
@@ -144,11 +148,7 @@ def load_nearest(
     stay plain.
     """
     checkpoint = open_checkpoint(path)
-    if is_quantized(checkpoint):
-        raise UsageError(
-            f"the recipe's scheme is {scheme.name}, but {path} is quantized already; "
-            "remove --scheme"
-        )
+    check_unquantized(checkpoint, scheme.name)
     description = describe(checkpoint)
     model = build_model(description.config, dtype, "meta")
     chosen = {f"{layer}.weight" for layer in chosen_layers(model, scheme, plain=plain)}
@@ -166,3 +166,11 @@ def load_nearest(
             filling.set(part.parameter, whole)
         del whole
     return filling.finished()
+
+
+def check_unquantized(checkpoint: Checkpoint, scheme: str) -> None:
+    if is_quantized(checkpoint):
+        raise UsageError(
+            f"the recipe's scheme is {scheme}, but {checkpoint.path} is quantized already; "
+            "remove --scheme"
+        )

@@ -4,6 +4,8 @@ after prefix hits and after preemption.
 
 from __future__ import annotations
 
+import functools
+import operator
 import random
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from engines import assert_exact, assert_idle, engine_for, prompts_of, tiny
 from replays import Logits, assert_same, replay, requests_of
+from thread_ranks import ThreadedEngine, ThreadLink
 from torch import Tensor
 from torch.nn import functional
 
@@ -23,6 +26,7 @@ from ridgeline.kernels.fixed_linear.host import BLOCK, activated, block_for, in_
 from ridgeline.kernels.gated_activation.reference import gated_activation
 from ridgeline.models import build_model
 from ridgeline.models.transformer import Linear
+from ridgeline.parallel.group import Group, Reduction
 
 NUM_REQUESTS = 24
 RUNS: list[tuple[int, dict[str, Any]]] = [  # how many at once, and the engine's limits
@@ -63,6 +67,66 @@ def test_without_it_bits_differ() -> None:
     replay(engine_for(model), requests, list(range(12)), 1, kept)
     with pytest.raises(AssertionError, match="differ"):
         replay(engine_for(model, budget=17), requests, list(range(12)), 8, kept)
+
+
+def in_a_ring(link: ThreadLink, tensor: Tensor, reduction: Reduction = "sum") -> None:
+    """A sum as libraries make it: cut in as many pieces as there are ranks, each of which begins
+    with another. The last bit of an element follows from where its tensor is cut.
+    """
+    parts = [part.flatten() for part in link._meet(f"all_reduce {reduction}", tensor)]
+    if reduction != "sum":
+        tensor.copy_({"max": torch.amax, "min": torch.amin}[reduction](torch.stack(parts), 0))
+        return
+    pieces = [part.tensor_split(link.size) for part in parts]
+    total = [
+        functools.reduce(
+            operator.add, [pieces[(n + turn) % link.size][n] for turn in range(link.size)]
+        )
+        for n in range(link.size)
+    ]
+    tensor.copy_(torch.cat(total).view_as(tensor))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "size"),
+    [("llama-mha", "fp32", 4), ("llama-mha", "bf16", 2), ("qwen3-moe", "fp32", 4)],
+)
+def test_the_same_bits_in_any_company_on_ranks(
+    name: str, dtype: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ThreadLink, "all_reduce", in_a_ring)
+    requests = requests_of(12, longest=40, max_tokens=(3, 6))
+    order, kept = list(range(12)), Logits()
+    assert_same_on_ranks(name, dtype, size, requests, order, kept, True)
+
+
+def assert_same_on_ranks(
+    name: str, dtype: str, size: int, requests: list[Any], order: list[int], kept: Any, fixed: bool
+) -> None:
+    model = tiny(name, dtype)
+    with ThreadedEngine(model, size, deterministic=fixed, prefix_cache=False) as alone:
+        expected = replay(alone.engine, requests, order, 1, kept)
+    with ThreadedEngine(model, size, deterministic=fixed, budget=17, num_pages=8) as ranks:
+        found = replay(ranks.engine, requests, order[::-1], 8, kept, preempt=0.1)
+        assert_idle(ranks.engine)
+    assert_same(found, expected)
+
+
+def test_a_sum_over_ranks_in_any_order_has_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test above would see if ranks summed as they come."""
+    monkeypatch.setattr(ThreadLink, "all_reduce", in_a_ring)
+    monkeypatch.setattr(Group, "in_order", property(lambda _: False, lambda *_: None), False)
+    requests = requests_of(12, longest=40, max_tokens=(3, 6))
+    with pytest.raises(AssertionError, match="differ"):
+        assert_same_on_ranks("llama-mha", "fp32", 4, requests, list(range(12)), Logits(), True)
+
+
+def test_the_plain_loops_tokens_on_ranks() -> None:
+    model = tiny("gemma2")
+    with ThreadedEngine(model, deterministic=True, budget=24) as ranks:
+        outputs = ranks.engine.generate(prompts_of([1, 17, 60]), Sampling(max_tokens=8))
+        alone = engine_for(model).generate(prompts_of([1, 17, 60]), Sampling(max_tokens=8))
+    assert [each.tokens for each in outputs] == [each.tokens for each in alone]
 
 
 def test_the_model_it_is_made_of_stays_as_it_is() -> None:

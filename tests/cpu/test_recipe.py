@@ -44,7 +44,7 @@ UNUSUAL = Recipe(
     kv=KV("int8", 128, False),
     limits=Limits(1000, 7, 77, 64, 0.25),
     speculation=Speculation("draft", 3, 5, 1, "org/small"),
-    parallel=Parallel(4),
+    parallel=Parallel(4, 4, 2),
 )
 
 

@@ -196,6 +196,23 @@ def test_what_a_replica_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert replicated.needs_of(group, "cuda", 2).num_gpus == 4
 
 
+def test_a_saved_recipe_says_what_a_replica_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, recipes = saved_model(tmp_path), []
+
+    def noted(recipe: Recipe, *_: Any) -> Needs:
+        recipes.append(recipe)
+        raise HardwareError("no cluster")
+
+    monkeypatch.setattr(replicated, "needs_of", noted)
+    for recipe in (Recipe(parallel=Parallel(tensor=2)), Recipe()):
+        recipe.save(path)
+        with pytest.raises(HardwareError, match="no cluster"):
+            Engine.replicated(path, num_replicas=2, device="cpu")
+        assert recipes[-1] == recipe
+
+
 def test_mistakes_are_said_before_anything_starts(tmp_path: Path) -> None:
     for num in (0, -1, 5000):
         with pytest.raises(UsageError, match="--replicas"):
@@ -212,12 +229,16 @@ def ray() -> Iterator[Any]:
 
 
 @pytest.mark.slow
-def test_a_replica_is_killed_under_load(ray: Any, tmp_path: Path) -> None:
-    """Two replicas in processes that Ray has placed; one is killed with requests in it."""
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_replica_is_killed_under_load(tensor: int, ray: Any, tmp_path: Path) -> None:
+    """Two replicas in processes that Ray has placed, each of which may start ranks; one is killed
+    with requests in it.
+    """
     path = saved_model(tmp_path)
-    recipe = replace(RECIPE, limits=replace(LIMITS, max_batch=8, memory_share=0.1))
+    plain = replace(RECIPE, limits=replace(LIMITS, max_batch=8, memory_share=0.1))
+    recipe = replace(plain, parallel=Parallel(tensor=tensor))
     long = replace(GREEDY, max_tokens=40)
-    alone = Engine(load_model(path, dtype="fp32", device="cpu"), recipe, num_pages=64)
+    alone = Engine(load_model(path, dtype="fp32", device="cpu"), plain, num_pages=64)
     expected = alone.generate(PROMPTS * 2, long)
     with Engine.replicated(path, recipe, num_replicas=2, device="cpu", num_pages=64) as engine:
         with pytest.raises(HardwareError, match="replicas need"):

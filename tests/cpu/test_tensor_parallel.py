@@ -16,12 +16,13 @@ from tiny_models import MODELS, make_model, num_heads, one_of_each_family, save_
 from ridgeline.engine import Sampling
 from ridgeline.engine.memory.footprint import weight_bytes
 from ridgeline.engine.naive import OneSequence
+from ridgeline.errors import UnsupportedError
 from ridgeline.models import Transformer
 from ridgeline.models.checkpoint import open_checkpoint
 from ridgeline.models.families import describe
 from ridgeline.parallel.degrees import rank_config
+from ridgeline.parallel.filling import cut_weights, load_split_weights
 from ridgeline.parallel.group import Group
-from ridgeline.parallel.shards import cut_weights, load_split_weights
 from ridgeline.parallel.tensor import split_model
 from ridgeline.quantization import load_model
 
@@ -66,6 +67,41 @@ def test_more_ranks_than_kv_heads(name: str, size: int) -> None:
     expected = logits_of(model, prompt)
     for found in run_ranks(size, lambda group: logits_of(part_of(model, group), prompt)):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("what", ["embedding", "layer", "head"])
+def test_gradients_are_refused(what: str) -> None:
+    """They would be wrong, and the loss right."""
+    model = tiny("llama-mha")
+
+    def run(group: Group) -> None:
+        part: Any = part_of(model, group)
+        hidden = torch.randn(3, model.config.hidden_size)
+        calls = {
+            "embedding": lambda: part.embed(torch.tensor([5])),
+            "layer": lambda: part.layers[0].mlp(hidden, part.layers[0].mlp_norm),
+            "head": lambda: part.logits(hidden),
+        }
+        with pytest.raises(UnsupportedError, match=r"is for inference: .* torch\.inference_mode"):
+            calls[what]()
+        with torch.no_grad():
+            assert calls[what]().isfinite().all()
+
+    run_ranks(2, run)
+
+
+@pytest.mark.parametrize("name", ["llama-mqa-bias", "gemma3", "phi3"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_cpus_own_kernels_on_ranks(name: str, dtype: str) -> None:
+    model, prompts = tiny(name, dtype), prompts_of([21, 9, 40])
+    expected = engine_for(model, kernels="fused").generate(prompts, SHORT)
+    with ThreadedEngine(model, kernels="fused") as ranks:
+        kinds = {type(module).__name__ for module in ranks.runners[1].model.modules()}
+        assert {"HostRowLinear", "HostVocabHead", "HostLinear", "HostNorm"} <= kinds
+        assert "RowLinear" not in kinds
+        found = ranks.engine.generate(prompts, SHORT)
+        assert_idle(ranks.engine)
+    assert [each.tokens for each in found] == [each.tokens for each in expected]
 
 
 @pytest.mark.parametrize("name", [*ONE_EACH, "llama-tied"])

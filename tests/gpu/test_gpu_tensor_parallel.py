@@ -19,7 +19,7 @@ from ridgeline.engine.loading.loading import load_from
 from ridgeline.engine.local import ranks
 from ridgeline.models import Transformer
 from ridgeline.parallel.links import join
-from ridgeline.recipe import Parallel, Recipe
+from ridgeline.recipe import Parallel, Recipe, Speculation
 
 GREEDY = Sampling(max_tokens=10)
 LENGTHS = [1, 5, 16, 33, 50]
@@ -41,6 +41,30 @@ def test_two_threads_share_a_model_on_one_gpu(name: str) -> None:
     model = tiny(name, "fp32", "cuda")
     with ThreadedEngine(model, graphs=False) as threads:
         assert_exact(threads.engine, model)
+
+
+@pytest.mark.parametrize(
+    ("name", "parallel", "changes"),
+    [
+        ("llama-tied", Parallel(tensor=2), {"scheme": "int8", "head": "int8"}),
+        ("llama-tied", Parallel(tensor=2), {"deterministic": True}),
+        ("mixtral-sliding", Parallel(tensor=2), {"speculation": Speculation("prompt-lookup")}),
+        ("qwen3-moe-mixed", Parallel(tensor=2, expert=2), {}),
+        ("qwen3-moe-mixed", Parallel(tensor=2, expert=2), {"deterministic": True}),
+        ("gemma3", Parallel(pipeline=3), {}),
+        ("llama-mha", Parallel(tensor=2, pipeline=2), {}),
+    ],
+)
+def test_threads_do_together_what_one_gpu_does(
+    name: str, parallel: Parallel, changes: dict[str, Any]
+) -> None:
+    model, prompts = tiny(name, "fp32", "cuda"), prompts_of(LENGTHS)
+    alone = {key: value for key, value in changes.items() if key != "speculation"}
+    expected = engine_for(model, graphs=False, **alone).generate(prompts, GREEDY)
+    with ThreadedEngine(model, parallel=parallel, graphs=False, **changes) as threads:
+        outputs = threads.engine.generate(prompts, GREEDY)
+        assert_idle(threads.engine)
+    assert [output.tokens for output in outputs] == [output.tokens for output in expected]
 
 
 def engine_of_one(model: Transformer, **changes: Any) -> Engine:

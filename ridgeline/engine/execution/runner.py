@@ -159,10 +159,9 @@ class Runner:
         failed = self._seat(plan, jobs, known_tokens)
         with self.switches():
             plan, result, out_of_memory = self._run_whole(plan, jobs, failed, known_tokens)
-        num_rows = len(plan.logit_tokens)
-        self.share_results(num_rows)
-        self.sampler.end_step(plan, result.kept)
-        results = to_host(self.buffers.results)[:, :num_rows]  # all: a part would be packed first
+        self.end_step(plan, result.kept)
+        # All of them go to the host: a part would be packed first.
+        results = to_host(self.buffers.results)[:, : len(plan.logit_tokens)]
         event = None
         if self.device.type == "cuda":
             event = torch.cuda.Event()
@@ -239,8 +238,9 @@ class Runner:
     def _seat(self, plan: StepPlan, jobs: Jobs, known_tokens: KnownTokens) -> dict[Hashable, str]:
         return self.sampler.seat(plan, jobs, known_tokens)
 
-    def share_results(self, num_samples: int) -> None:
-        """Where several ranks run a step, they now have the same tokens."""
+    def end_step(self, plan: StepPlan, kept: bool) -> None:
+        """All of a step has run."""
+        self.sampler.end_step(plan, kept)
 
     def close(self) -> None:
         """No step follows."""
@@ -267,10 +267,8 @@ class Runner:
         return self.finish(step, logits_RV[:count], inputs, tokens_R[:count], sampling.keeps)
 
     def _run_eagerly(self, step: StepPass, max_length: int) -> PassResult:
-        plan, shape = step.plan, shape_of(step.plan)
-        inputs = self.send(step, shape)
-        kind = PassKind(shape, max_length, of_own_sequences(plan), of_fresh_prompts(plan))
-        hidden_TD = self.forward(inputs, kind, self.notes)
+        plan = step.plan
+        inputs, hidden_TD = self.forward_eagerly(step, max_length)
         pending = extras.of_rows(plan, step.jobs, hidden_TD, self.model.logits)
         if not step.samples:
             return PassResult(pending)
@@ -278,6 +276,13 @@ class Runner:
         sampling = SamplingKind(self.sampler.is_filtered(plan), keeps=False)
         tokens_R = self.choose(logits_RV, inputs, sampling)
         return PassResult(pending + self.finish(step, logits_RV, inputs, tokens_R, False).pending)
+
+    def forward_eagerly(self, step: StepPass, max_length: int) -> tuple[StepInputs, Tensor]:
+        """A pass up to its hidden states, and its numbers."""
+        plan, shape = step.plan, shape_of(step.plan)
+        inputs = self.send(step, shape)
+        kind = PassKind(shape, max_length, of_own_sequences(plan), of_fresh_prompts(plan))
+        return inputs, self.forward(inputs, kind, self.notes)
 
     def send(self, step: StepPass, shape: StepShape) -> StepInputs:
         """A pass's numbers on the device, its rows where they belong."""

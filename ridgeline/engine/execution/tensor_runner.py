@@ -1,4 +1,4 @@
-"""Runs steps on several ranks, each with its part of the model (parallel/tensor.py).
+"""Runs steps on several ranks, each with its part of the model (parallel/tensor.py, stages.py).
 
 Rank 0 has the scheduler and the requests. Its `launch` tells the others of the step in one message
 of plain numbers, and then does what they do: its part of every pass. To whoever calls it, it is a
@@ -6,7 +6,8 @@ of plain numbers, and then does what they do: its part of every pass. To whoever
 
 - Tokens are rank 0's: it samples from the logits that all ranks have put together, and sends what
   it chose from device to device. Each rank could sample by itself, and would come to the same
-  tokens on equal devices; sent, they are the same whatever the devices are.
+  tokens on equal devices; sent, they are the same whatever the devices are. So are drafts and the
+  verdicts on them (rank_drafts.py).
 - A pass that fails, fails on all ranks or on one. So that nobody waits for a rank that has given
   up, this one still takes part in the sums that are left of the pass, with zeros; then all ranks
   tell each other how it went. If it went wrong on one, it did on all, and they run it again in
@@ -30,6 +31,7 @@ from torch import Tensor
 from ridgeline.capture import capture
 from ridgeline.engine.execution.faults import is_out_of_memory, raise_if_lost, reason_of
 from ridgeline.engine.execution.graphs import Graphs
+from ridgeline.engine.execution.rank_drafts import ReceivedDrafts
 from ridgeline.engine.execution.runner import InFlight, Runner, StepOutput
 from ridgeline.engine.execution.step_pass import PassResult, StepPass
 from ridgeline.engine.execution.step_words import JOB_WORDS, job_of, job_words, plan_of, step_words
@@ -84,7 +86,8 @@ class TensorRunner(Runner):
     ) -> None:
         """`end_ranks` is called when no step follows."""
         self.group = group
-        if group.rank == 0:
+        group.in_order = recipe.deterministic
+        if group.leads:
             group.send([num_pages, graph_bytes])
         try:
             group.together(
@@ -146,7 +149,7 @@ class TensorRunner(Runner):
 
     def _seat(self, plan: StepPlan, jobs: Jobs, known_tokens: KnownTokens) -> dict[Hashable, str]:
         """Rank 0 seats who has joined, and tells of the step and of those it could not seat."""
-        if self.group.rank == 0:
+        if self.group.leads:
             failed = super()._seat(plan, jobs, known_tokens)
             self._tell(plan, jobs, failed)
             return failed
@@ -171,10 +174,13 @@ class TensorRunner(Runner):
 
     def _get_to_know(self, plan: StepPlan, jobs: Jobs, gone: list[int]) -> list[int]:
         """Numbers for requests that the others have not heard of. An id that comes again is another
-        request, and the one before it is gone.
+        request, and the one before it is gone. Steps of nobody (rehearsal.py) are joined by nobody.
         """
         words: list[int] = []
-        for _, (request_id, _) in plan.joined:
+        joined = [request_id for _, (request_id, _) in plan.joined]
+        if plan.keys and plan.keys[0][0] not in self._known:
+            joined.append(plan.keys[0][0])
+        for request_id in joined:
             job = jobs[request_id]
             if self._known.get(request_id) is not job:
                 gone += [self._numbers[request_id]] if request_id in self._known else []
@@ -196,8 +202,23 @@ class TensorRunner(Runner):
         """What the next step takes is what rank 0 sends."""
         return False
 
+    def end_step(self, plan: StepPlan, kept: bool) -> None:
+        """Where tokens are drafted rank 0 alone judges: then its drafts are shared, too."""
+        num_samples = len(plan.logit_tokens)
+        if self.drafter is None:
+            self.share_results(num_samples)
+            super().end_step(plan, kept)
+            return
+        if self.group.leads:
+            super().end_step(plan, kept)
+        self.share_results(num_samples)
+        if num_samples:
+            self.group.broadcast(self.buffers.last_tokens)
+
     def share_results(self, num_samples: int) -> None:
-        """Every rank goes on with the tokens that rank 0 chose."""
+        """Every rank goes on with the tokens that rank 0 chose: every one of the first stage, which
+        are those that look tokens up.
+        """
         if num_samples:
             self.group.broadcast(self.buffers.results)
 
@@ -224,6 +245,18 @@ class TensorRunner(Runner):
                 del self.graphs.captured[kind]
         raise agreed
 
+    @property
+    def moves(self) -> bool:
+        """Verdicts stay in the first stage."""
+        return self.group.num_stages == 1 and super().moves
+
+    def _run_eagerly(self, step: StepPass, max_length: int) -> PassResult:
+        """Logits are the first stage's."""
+        if self.group.stage == 0:
+            return super()._run_eagerly(step, max_length)
+        self.forward_eagerly(step, max_length)
+        return PassResult([])
+
     def send(self, step: StepPass, shape: StepShape) -> StepInputs:
         self._shape = shape
         return super().send(step, shape)
@@ -232,7 +265,7 @@ class TensorRunner(Runner):
         self, step: StepPass, logits_RV: Tensor, inputs: StepInputs, tokens_R: Tensor, kept: bool
     ) -> PassResult:
         self._shape = None  # no sum follows
-        if self.group.rank:
+        if not self.group.leads:
             return PassResult([])
         return super().finish(step, logits_RV, inputs, tokens_R, kept)
 
@@ -248,12 +281,17 @@ class TensorRunner(Runner):
         """All that the ranks do together in the pass under way; nothing, if it has none left."""
         if self._shape is None:
             return []
-        config, link = self.model.config, self.group.data
+        config, group = self.model.config, self.group
+        states = (self._shape.num_tokens, config.hidden_size)
+        layers: list[RankCall] = [(group.all_reduce, states)] * (2 * config.num_layers)
+        handed_on, taken_over = (group.hand_on, states), (group.take_over, states)
+        if group.stage:
+            return [taken_over, *layers, handed_on]
+        around = [handed_on, taken_over] if group.num_stages > 1 else []
         rows = [*prompt_logit_rows(plan, jobs), self._shape.num_samples]
         num_columns = len(self.model.head.weight)
-        calls: list[RankCall] = [(link.all_reduce, (self._shape.num_tokens, config.hidden_size))]
-        calls *= 1 + 2 * config.num_layers
-        return calls + [(link.all_gather, (count, num_columns)) for count in rows if count]
+        gathers = [(group.all_gather, (count, num_columns)) for count in rows if count]
+        return [(group.all_reduce, states), *layers, *around, *gathers]
 
     def _agree(self, error: Exception | None) -> Exception | None:
         """What every rank raises: of the same kind on all, with the words of one that failed."""
@@ -285,6 +323,9 @@ def serve(model: Transformer, recipe: Recipe, group: Group) -> None:
     """A rank other than 0: runs each step it is told of, until it is told to stop."""
     num_pages, graph_bytes = group.receive()
     runner = TensorRunner(model, recipe, num_pages, graph_bytes, group)
+    if recipe.speculation.method != "none":
+        in_graph = recipe.speculation.method == "prompt-lookup"
+        runner.drafter = ReceivedDrafts(in_graph, group, runner.buffers.last_tokens)
     while (words := group.receive())[0] != STOP:
         plan = _read_step(words, runner)
         runner.launch(plan, runner._told_jobs, lambda key: ())
@@ -311,7 +352,7 @@ def _read_step(words: list[int], runner: TensorRunner) -> StepPlan:
 def _stop(group: Group, end_ranks: Callable[[], None]) -> None:
     """Rank 0 lets the others go."""
     try:
-        if group.rank == 0:
+        if group.leads:
             group.send([STOP])
     except HardwareError:
         pass  # they have gone already

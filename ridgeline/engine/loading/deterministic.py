@@ -39,6 +39,15 @@ from ridgeline.models.transformer import (
     Linear,
     RMSNorm,
 )
+from ridgeline.parallel.stages import AroundRing, HandedOn, TakenOver
+from ridgeline.parallel.tensor import (
+    RowExperts,
+    RowLinear,
+    RowSum,
+    VocabEmbedding,
+    VocabHead,
+    VocabParts,
+)
 from ridgeline.products import linear
 
 
@@ -118,8 +127,16 @@ class FixedExperts(ExpertMLP):
         from ridgeline.kernels.moe import triton
 
         weights, experts = triton.route(logits_TE, self.experts_per_token, self.renormalize)
+        own = self.own_numbers(experts)
         return triton.mixture_of_experts(
-            x_TD, weights, experts, self.gate_up, self.down, self.activation, fixed=True
+            x_TD,
+            weights,
+            own,
+            self.gate_up,
+            self.down,
+            self.activation,
+            fixed=True,
+            is_part=self.is_part,
         )
 
     def _on_cpu(self, x_TD: Tensor, logits_TE: Tensor) -> Tensor:
@@ -129,9 +146,11 @@ class FixedExperts(ExpertMLP):
             count, renormalize = self.experts_per_token, self.renormalize
             return in_blocks(lambda rows: route(rows, count, renormalize)[which], BLOCK, logits_TE)
 
-        weights_TA, experts_TA = routed(0), routed(1)
+        weights_TA, experts_TA = routed(0), self.own_numbers(routed(1))
         out_TD = torch.zeros_like(x_TD, dtype=torch.float32)
         for expert in experts_TA.unique().tolist():
+            if expert == len(self.down):
+                continue  # another rank's
             tokens, slots = torch.where(experts_TA == expert)
             gate_up, down = self.gate_up[expert], self.down[expert]
             inner = in_blocks(_product(gate_up), block_for(gate_up), x_TD[tokens])
@@ -141,15 +160,37 @@ class FixedExperts(ExpertMLP):
         return out_TD.to(x_TD.dtype)
 
 
+class FixedAroundRing(AroundRing, FixedNorm):
+    pass
+
+
+class FixedRowLinear(RowSum, FixedLinear):
+    pass
+
+
+class FixedVocabHead(VocabParts, FixedLinear):
+    pass
+
+
+class FixedRowExperts(RowExperts, FixedExperts):
+    pass
+
+
 def _product(weight_OD: Tensor, bias_O: Tensor | None = None) -> Callable[[Tensor], Tensor]:
     return lambda x_BD: linear(x_BD, weight_OD, bias_O)
 
 
-# Exactly these: a subclass (a quantized or a split projection) may sum in another way.
+# Exactly these: a subclass (a quantized projection) may sum in another way. Ranks add their parts
+# in their order (`Group.in_order`); of an embedding and of logits there is one part, and no sum.
 REPLACED: dict[type[nn.Module], type[nn.Module]] = {
     RMSNorm: FixedNorm,
+    AroundRing: FixedAroundRing,
     Linear: FixedLinear,
     ExpertMLP: FixedExperts,
+    RowLinear: FixedRowLinear,
+    VocabHead: FixedVocabHead,
+    RowExperts: FixedRowExperts,
     **{kind: kind for kind in (Transformer, Block, Attention, DenseMLP)},
-    **{kind: kind for kind in (nn.Embedding, nn.ModuleList)},
+    **{kind: kind for kind in (nn.Embedding, VocabEmbedding, nn.ModuleList)},
+    **{kind: kind for kind in (TakenOver, HandedOn)},
 }

@@ -8,9 +8,9 @@ on this machine when it is, by the same rule as a scheme's matrices (layer_speed
 from __future__ import annotations
 
 from ridgeline.engine.loading.layer_speed import measured_choices, usual_batches
+from ridgeline.engine.memory.parts import part_of
 from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.models import ModelConfig, Transformer
-from ridgeline.parallel.degrees import rank_config
 from ridgeline.progress import Progress
 from ridgeline.quantization.choose import LayerChoice
 from ridgeline.quantization.head import with_head
@@ -27,7 +27,7 @@ def measured_head(
     """
     if filled.head == "plain" or filled.quantize_all:
         return None
-    shape = head_matrix(rank_config(config, filled.parallel.tensor))
+    shape = head_matrix(part_of(config, filled))
     sizes = usual_batches(device, filled.limits.max_batch)
     (choice,) = measured_choices(
         [shape],

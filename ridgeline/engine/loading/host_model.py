@@ -21,6 +21,15 @@ from ridgeline.kernels.rms_norm.cpu import rms_norm
 from ridgeline.kernels.skinny_linear.cpu import most_rows, skinny_linear
 from ridgeline.models.copies import with_kinds
 from ridgeline.models.transformer import Fusion, Linear, RMSNorm, Transformer, fused_parts
+from ridgeline.parallel.stages import AroundRing
+from ridgeline.parallel.tensor import (
+    QuantizedRowLinear,
+    QuantizedVocabHead,
+    RowLinear,
+    RowSum,
+    VocabHead,
+    VocabParts,
+)
 from ridgeline.products import linear
 from ridgeline.quantization.linear import QuantizedLinear
 
@@ -47,10 +56,35 @@ class HostLinear(Linear):
         return y_TO if residual_TO is None else y_TO.add_(residual_TO)
 
 
+class HostAroundRing(AroundRing, HostNorm):
+    pass
+
+
+class HostRowLinear(RowSum, HostLinear):
+    pass
+
+
+class HostVocabHead(VocabParts, HostLinear):
+    pass
+
+
+class HostQuantizedRowLinear(RowSum, HostQuantizedLinear):
+    pass
+
+
+class HostQuantizedVocabHead(VocabParts, HostQuantizedLinear):
+    pass
+
+
 INSTEAD: dict[type[nn.Module], type[nn.Module]] = {
     RMSNorm: HostNorm,
+    AroundRing: HostAroundRing,
     Linear: HostLinear,
+    RowLinear: HostRowLinear,
+    VocabHead: HostVocabHead,
     QuantizedLinear: HostQuantizedLinear,
+    QuantizedRowLinear: HostQuantizedRowLinear,
+    QuantizedVocabHead: HostQuantizedVocabHead,
 }
 
 

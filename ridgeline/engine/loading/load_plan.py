@@ -19,18 +19,24 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from ridgeline.data import Tokenizer
-from ridgeline.engine.loading.draft_loading import Draft, find_draft, within_draft
+from ridgeline.engine.loading.draft_loading import (
+    Draft,
+    find_draft,
+    load_draft,
+    within_draft,
+)
 from ridgeline.engine.loading.head_choice import measured_head
 from ridgeline.engine.loading.layer_speed import measured_choices, usual_batches
 from ridgeline.engine.loading.supported import check_on_device, check_supported, with_host_kernels
 from ridgeline.engine.loading.switches import check_switches, switches
 from ridgeline.engine.memory.footprint import KeptSchemes
+from ridgeline.engine.memory.parts import part_of
 from ridgeline.engine.memory.plan import MemoryPlan, fitted, itemise, plan_memory
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.progress import Progress
-from ridgeline.quantization.choose import LayerChoice, in_words, slower_shapes
+from ridgeline.quantization.choose import LayerChoice, in_words
 from ridgeline.quantization.scheme import Scheme, parse_scheme
-from ridgeline.quantization.sizes import named_matrices
+from ridgeline.quantization.sizes import MatrixSize, named_matrices
 from ridgeline.recipe import Recipe, edited, with_auto
 
 log = logging.getLogger(__name__)
@@ -56,6 +62,7 @@ class LoadPlan:
     memory: MemoryPlan
     draft: Draft | None = None
     choices: tuple[LayerChoice, ...] = ()  # what was measured of a scheme's layers
+    plain: frozenset[MatrixSize] = frozenset()  # shapes that stay so: one device's part of them
     head: LayerChoice | None = None  # what was measured of the head
 
     @property
@@ -107,6 +114,10 @@ class Source(ABC):
     @abstractmethod
     def finished(self, model: Transformer, plan: LoadPlan) -> Transformer:
         """With the head as planned, copies, and whatever else is made of loaded weights."""
+
+    def draft(self, plan: LoadPlan, model: Transformer) -> Transformer | None:
+        """The small model that drafts, where this device runs it."""
+        return load_draft(plan.draft, model)
 
     def together(self, work: Callable[[], Result]) -> Result:
         """What fails on one rank fails on all."""
@@ -175,7 +186,7 @@ def with_measured_forms(plan: LoadPlan, source: Source, progress: Progress | Non
         if source.is_slower(head):
             plan = with_plain_head(plan, head)
     if plan.recipe.scheme is not None:
-        plan = with_choices(plan, progress)
+        plan = with_choices(plan, source, progress)
     return plan
 
 
@@ -210,37 +221,49 @@ def with_plain_head(plan: LoadPlan, head: LayerChoice) -> LoadPlan:
     return plan
 
 
-def with_choices(plan: LoadPlan, progress: Progress | None) -> LoadPlan:
+def with_choices(plan: LoadPlan, source: Source, progress: Progress | None) -> LoadPlan:
     """Which matrices of the recipe's scheme are slower here when they are quantized, by
-    measurement, and the plan with these in the model's dtype. None where that would not fit.
+    measurement, and the plan with these in the model's dtype. None where that would not fit. Of
+    several ranks each measures its part.
     """
     recipe, scheme = plan.recipe, plan.scheme
     assert scheme is not None, "measured are the layers of a scheme"
     if recipe.quantize_all:
         return plan
-    with switches(recipe)():
-        choices = tuple(
+    config = part_of(plan.config, recipe)
+    choices = source.together(lambda: _measured(plan, config, scheme, progress))
+    if recipe.copies and scheme.inputs == "16-bit":
+        choices = tuple(choice.with_copy() for choice in choices)
+    plain = frozenset(
+        MatrixSize(choice.num_outputs, choice.depth)
+        for choice in choices
+        if choice.times and source.is_slower(choice)
+    )
+    if not plain:
+        return replace(plan, choices=choices)
+    matrices = named_matrices(config)
+    codes = {name: scheme for name, m in matrices if scheme.fits(*m) and m not in plain}
+    larger = plan.memory_of(recipe, codes)
+    reason = in_words(choices, recipe.dtype) or f"{scheme.name} is slower on another rank"
+    if larger.fits:
+        log.info("%s", reason)
+        return replace(plan, memory=larger, choices=choices, plain=plain)
+    log.warning("%s; but memory is too short for that, so they are quantized", reason)
+    return plan
+
+
+def _measured(
+    plan: LoadPlan, config: ModelConfig, scheme: Scheme, progress: Progress | None
+) -> tuple[LayerChoice, ...]:
+    with switches(plan.recipe)():
+        return tuple(
             measured_choices(
-                plan.config,
+                config,
                 scheme,
-                usual_batches(plan.device, recipe.limits.max_batch),
+                usual_batches(plan.device, plan.recipe.limits.max_batch),
                 plan.form.dtype,
                 plan.device,
-                host_kernels=recipe.kernels == "fused",
+                host_kernels=plan.recipe.kernels == "fused",
                 progress=progress,
             )
         )
-    if recipe.copies and scheme.inputs == "16-bit":
-        choices = tuple(choice.with_copy() for choice in choices)
-    plain = slower_shapes(choices)
-    if not plain:
-        return replace(plan, choices=choices)
-    matrices = named_matrices(plan.config)
-    codes = {name: scheme for name, m in matrices if scheme.fits(*m) and m not in plain}
-    larger = plan.memory_of(recipe, codes)
-    reason = in_words(choices, recipe.dtype)
-    if larger.fits:
-        log.info("%s", reason)
-        return replace(plan, memory=larger, choices=choices)
-    log.warning("%s; but memory is too short for that, so they are quantized", reason)
-    return plan

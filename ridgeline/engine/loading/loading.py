@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ridgeline.data import Tokenizer
-from ridgeline.engine.loading.draft_loading import check_words, load_draft
+from ridgeline.engine.loading.draft_loading import check_words
 from ridgeline.engine.loading.load_plan import Source, plan_load, with_measured_forms
 from ridgeline.engine.loading.saved import saved_recipe
 from ridgeline.engine.loading.sources import CheckpointSource, ModelSource
 from ridgeline.engine.loading.supported import mention_unbuilt
+from ridgeline.engine.memory.parts import part_of
 from ridgeline.engine.memory.plan import MemoryPlan
-from ridgeline.models import Transformer
+from ridgeline.models import LayerConfig, Transformer
 from ridgeline.models.checkpoint import resolve_model
 from ridgeline.progress import Progress
 from ridgeline.quantization.choose import LayerChoice
@@ -30,6 +31,7 @@ class Loaded(NamedTuple):
     plan: MemoryPlan
     draft: Transformer | None = None  # the small model that drafts
     choices: tuple[LayerChoice, ...] = ()  # what was measured of a scheme's layers
+    layers: tuple[LayerConfig, ...] = ()  # of all stages, where this has one's
 
 
 def load(
@@ -60,5 +62,6 @@ def load_from(
     check_words(plan.draft, tokenizer)
     plan = with_measured_forms(plan, source, progress)
     model = source.finished(source.weights(plan, progress), plan)
-    draft = load_draft(plan.draft, model)
-    return Loaded(model, tokenizer, plan.recipe, plan.memory, draft, plan.all_choices)
+    draft = source.draft(plan, model)
+    layers = part_of(plan.config, plan.recipe).layers
+    return Loaded(model, tokenizer, plan.recipe, plan.memory, draft, plan.all_choices, layers)

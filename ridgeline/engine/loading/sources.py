@@ -21,7 +21,7 @@ from ridgeline.models.copies import with_kinds
 from ridgeline.models.families import describe
 from ridgeline.progress import Progress
 from ridgeline.quantization import load_model
-from ridgeline.quantization.choose import LayerChoice, slower_shapes
+from ridgeline.quantization.choose import LayerChoice
 from ridgeline.quantization.files.fuse import kept_schemes
 from ridgeline.quantization.files.read import is_quantized, kv_dtype
 from ridgeline.quantization.head import check_head
@@ -76,7 +76,7 @@ class CheckpointSource(WholeSource):
     def form(self, recipe: Recipe) -> SourceForm:
         scheme = None if recipe.scheme is None else parse_scheme(recipe.scheme)
         stored: KeptSchemes = {}
-        if _keeps_codes(recipe):
+        if keeps_codes(recipe):
             stored = kept_schemes(self.checkpoint, self.description)
         dtype = pick_dtype(recipe.dtype, self.config, self.hardware, scheme, stored)
         return SourceForm(dtype, runnable(stored, dtype, self.device)[0] if stored else None)
@@ -90,18 +90,17 @@ class CheckpointSource(WholeSource):
     def weights(self, plan: LoadPlan, progress: Progress | None) -> Transformer:
         dtype, scheme = plan.form.dtype, plan.scheme
         if scheme is not None:
-            plain = slower_shapes(plan.choices)
-            return load_nearest(self.path, scheme, dtype, self.device, progress, plain)
+            return load_nearest(self.path, scheme, dtype, self.device, progress, plan.plain)
         return load_model(
             self.path,
             dtype=dtype_name(dtype),
             device=self.device,
-            keep_codes=_keeps_codes(plan.recipe),
+            keep_codes=keeps_codes(plan.recipe),
             progress=progress,
         )
 
 
-def _keeps_codes(recipe: Recipe) -> bool:
+def keeps_codes(recipe: Recipe) -> bool:
     """Not where the recipe has a scheme of its own, or products of its own."""
     return recipe.scheme is None and not recipe.deterministic
 
@@ -129,8 +128,7 @@ class ModelSource(WholeSource):
         if scheme is None:
             return self.model
         copy = with_kinds(self.model, lambda kind: kind)
-        plain = slower_shapes(plan.choices)
-        return quantize_nearest(copy, scheme, progress=progress, plain=plain)
+        return quantize_nearest(copy, scheme, progress=progress, plain=plan.plain)
 
 
 def check_same_dtype(model: Transformer, recipe: Recipe) -> None:

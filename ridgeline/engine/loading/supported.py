@@ -31,7 +31,8 @@ def check_supported(recipe: Recipe, device: str) -> None:
         (recipe.deterministic and recipe.head != "plain", f"deterministic and head {recipe.head}"),
         (recipe.deterministic and _codes_in_fp16(recipe), "deterministic, fp16 and an 8-bit KV"),
         (recipe.deterministic and recipe.copies, "deterministic and copies"),
-        (recipe.parallel.tensor > 1 and recipe.copies, "tensor parallel and copies"),
+        (recipe.parallel.num_ranks > 1 and recipe.copies, "several ranks and copies"),
+        (recipe.parallel.pipeline > 1 and recipe.graphs, "pipeline parallel and graphs"),
         (on_gpu_by_reference, "kernels reference on a GPU"),
     ):
         if is_set:

@@ -62,7 +62,7 @@ def check_switches(recipe: Recipe, device: str) -> None:
     for switched, what in ((recipe.tf32, "tf32"), (not recipe.tuned, "no tuned kernels")):
         for is_set, other in (
             (recipe.deterministic, "deterministic"),
-            (recipe.parallel.tensor > 1, "tensor parallel"),
+            (recipe.parallel.num_ranks > 1, "several ranks"),
         ):
             if switched and is_set:
                 raise UnsupportedError(

@@ -10,6 +10,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -52,11 +53,14 @@ class LocalBackend:
         progress: Progress | None = None,
     ) -> None:
         loaded, members = load_on_ranks(model, recipe, tokenizer, device, progress)
-        self.model, self.tokenizer, self.recipe, self.memory_plan, draft, self.choices = loaded
-        self.config = self.model.config
+        self.model, self.tokenizer, self.recipe, self.memory_plan = loaded[:4]
+        self.choices = loaded.choices
+        # Every stage's layers share pages and their windows, not only those that are here.
+        self.config = replace(self.model.config, layers=loaded.layers or self.model.config.layers)
         self.patience_s = 0.0
         pages = min(num_pages or self.memory_plan.num_pages, self.memory_plan.num_pages)
-        configs = [model.config for model in (self.model, draft) if model is not None]
+        draft = loaded.draft
+        configs = [self.config] if draft is None else [self.config, draft.config]
         self.runner = self._runner(pages, members)
         draft_bytes = self.memory_plan.bytes_of("draft graphs")
         policy = prepare(self.runner, self.recipe, draft, widest_window(configs), draft_bytes)
@@ -92,7 +96,8 @@ class LocalBackend:
 
     @cached_property
     def costs(self) -> CostBase:
-        return cost_base(self.model, self.recipe, self.hardware, self.ranks_a_device)
+        base = cost_base(self.model, self.recipe, self.hardware, self.ranks_a_device)
+        return replace(base, config=replace(base.config, layers=self.config.layers))
 
     def wait_until_ready(self) -> EngineFacts:
         return EngineFacts(self.config, self.recipe, self.memory_plan)

@@ -32,16 +32,20 @@ from ridgeline.errors import RidgelineError, UnsupportedError, UsageError
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe
+from ridgeline.parallel.coded import check_cut, schemes_by_layer
 from ridgeline.parallel.degrees import check_degree
 from ridgeline.parallel.group import Group
 from ridgeline.parallel.launch import Ranks, started
 from ridgeline.parallel.links import Gone, join, nobody_knows
+from ridgeline.parallel.stages import stage_layers
 from ridgeline.parallel.starting.meeting import RankProcess, torchrun_process
 from ridgeline.parallel.starting.order import check_gpus, device_type_of_ranks
 from ridgeline.progress import Progress
 from ridgeline.quantization.head import check_head
+from ridgeline.quantization.linear import schemes_of
+from ridgeline.quantization.nearest import check_unquantized
 from ridgeline.quantization.scheme import parse_scheme
-from ridgeline.recipe import Recipe
+from ridgeline.recipe import Parallel, Recipe
 
 
 class Members(NamedTuple):
@@ -97,9 +101,9 @@ def load_on_ranks(
     if isinstance(model, Path):
         recipe = recipe or saved_recipe(model)
     recipe = recipe or Recipe()
-    if recipe.parallel.tensor == 1:
+    if recipe.parallel.num_ranks == 1:
         return load(model, recipe, tokenizer, device, progress), None
-    task = _task(model, recipe, device)
+    task = task_for(model, recipe, device)
     process = torchrun_process()
     if process is None:
         return _load_and_start(task, model, tokenizer, progress)
@@ -118,7 +122,7 @@ def _load_and_start(
     task: Task, model: Transformer | Path, tokenizer: Tokenizer | None, progress: Progress | None
 ) -> tuple[Loaded, Members]:
     """As rank 0, with the other ranks started from here."""
-    size = task.recipe.parallel.tensor
+    size = task.recipe.parallel.num_ranks
     _check_devices(size, task.device_type)
     num_threads = torch.get_num_threads()
     ranks = Ranks(size, f"{__name__}:main", task)
@@ -153,61 +157,57 @@ def main() -> None:
         raise SystemExit(error.exit_code) from None
 
 
-def _task(model: Transformer | Path, recipe: Recipe, device: str) -> Task:
+def task_for(model: Transformer | Path, recipe: Recipe, device: str) -> Task:
     """Checked as far as it can be before anything is started."""
     if isinstance(model, Transformer):
         weight = model.embed.weight
         check_same_dtype(model, recipe)
+        if schemes_of(model):
+            raise UnsupportedError(
+                "the model is quantized already, and ranks share a model's plain weights; give the "
+                "path of the quantized checkpoint, or a plain model and a scheme"
+            )
         task = Task(model.config, recipe, weight.device.type, weight.dtype)
     else:
         checkpoint = open_checkpoint(model)
         recipe = with_saved_kv(recipe, checkpoint)
         if recipe.head != "plain":
             check_head(checkpoint, describe(checkpoint), parse_scheme(recipe.head))
-        task = Task(model, recipe, device_type_of_ranks(device, recipe.parallel.tensor))
-    _check_recipe(recipe, task.device_type)
-    check_degree(task.config, recipe.parallel.tensor)
+        if recipe.scheme is not None:
+            check_unquantized(checkpoint, recipe.scheme)
+        task = Task(model, recipe, device_type_of_ranks(device, recipe.parallel.num_ranks))
+    check_degree(task.config, recipe.parallel.tensor, recipe.parallel.expert)
+    stage_layers(task.config, recipe.parallel.pipeline)
+    if recipe.scheme is not None:
+        scheme = parse_scheme(recipe.scheme)
+        coded = schemes_by_layer(task.config, scheme)
+        check_cut(task.config, recipe.parallel.tensor, coded)
     return task
 
 
-def _check_recipe(recipe: Recipe, device_type: str) -> None:
-    """What is not done yet on several ranks is refused, never ignored."""
-    what = undone_on_ranks(recipe, device_type)
-    if what is not None:
-        raise UnsupportedError(
-            f"the recipe has {what} and tensor_parallel {recipe.parallel.tensor}, which the "
-            "engine does not do together yet; leave one of them out"
-        )
-
-
-def undone_on_ranks(recipe: Recipe, device_type: str) -> str | None:
-    """What a recipe has that cannot be had on several ranks yet."""
-    on_cpu = device_type == "cpu"
-    for is_set, what in (
-        (recipe.scheme is not None, f"scheme {recipe.scheme}"),
-        (recipe.deterministic, "deterministic"),
-        (recipe.kernels == "fused" and on_cpu, "kernels fused on a CPU"),
-        (recipe.speculation.method != "none", f"speculation {recipe.speculation.method}"),
-    ):
-        if is_set:
-            return what
-    return None
-
-
 def _check_devices(num_ranks: int, device_type: str) -> None:
-    remedy = "use --tensor-parallel {num_gpus}, or a machine with more"
-    check_gpus(num_ranks, device_type, remedy)
+    check_gpus(num_ranks, device_type, "use --tensor-parallel {num_gpus}, or a machine with more")
 
 
 def _check_process(process: RankProcess, recipe: Recipe, device_type: str) -> None:
-    if process.size != recipe.parallel.tensor:
+    wanted = recipe.parallel.num_ranks
+    if process.size != wanted:
+        remedy = (
+            f", or use --tensor-parallel {process.size}" if recipe.parallel.pipeline == 1 else ""
+        )
         raise UsageError(
-            f"tensor_parallel is {recipe.parallel.tensor} and torchrun has started {process.size} "
-            f"ranks; start {recipe.parallel.tensor}, or use --tensor-parallel {process.size}"
+            f"{_in_words(recipe.parallel)} and torchrun has started {process.size} ranks; start "
+            f"{wanted}{remedy}"
         )
     _check_devices(process.local_size, device_type)
 
 
 def _join(process: RankProcess, task: Task, local: bool, gone: Gone = nobody_knows) -> Group:
     device = "cpu" if task.device_type == "cpu" else f"cuda:{process.local_rank}"
-    return join(process.store, process.rank, process.size, device, local, gone)
+    num_stages = task.recipe.parallel.pipeline
+    return join(process.store, process.rank, process.size, device, local, gone, num_stages)
+
+
+def _in_words(parallel: Parallel) -> str:
+    stages = f" and pipeline_parallel {parallel.pipeline}" if parallel.pipeline > 1 else ""
+    return f"tensor_parallel is {parallel.tensor}{stages}"

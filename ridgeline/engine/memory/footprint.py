@@ -6,12 +6,13 @@ quantization/sizes.py, activations to activations.py.
 
     weight_bytes(config, "bf16")                        # 16.1e9 for Llama-3.1-8B
     weight_bytes(config, "bf16", "int4-g128")           # 5.7e9: head and embeddings stay in bf16
-    bytes_per_page(rank_config(config, 2), recipe)      # on one of two devices
+    bytes_per_page(part_of(config, recipe), recipe)     # on one of two devices
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from ridgeline.engine.memory.activations import FP32, Moment, peak
 from ridgeline.engine.memory.fixed_activations import apart_bytes, fixed_peak, trial_bytes
@@ -20,7 +21,6 @@ from ridgeline.kernels.pages import holds_codes
 from ridgeline.kernels.quantized_linear.many_rows import MAX_COPY_BYTES
 from ridgeline.models import ModelConfig
 from ridgeline.models.cost import kv_bytes_per_token
-from ridgeline.parallel.degrees import rank_config
 from ridgeline.quantization import sizes
 from ridgeline.quantization.head import HEAD
 from ridgeline.quantization.scheme import Scheme, parse_scheme
@@ -129,11 +129,22 @@ def fixed_bytes(config: ModelConfig, recipe: Recipe, num_tokens: int) -> int:
     """What `deterministic` takes beside a step's activations."""
     if not recipe.deterministic:
         return 0
+    parts = _parts_bytes(config, recipe, num_tokens)
     if recipe.kernels == "reference":
-        return trial_bytes(config, recipe.dtype)
+        return max(trial_bytes(config, recipe.dtype), parts)
     limits = recipe.limits.filled()
-    rows = min(num_tokens, limits.max_batch)
-    return apart_bytes(config, num_tokens=num_tokens, num_rows=rows, num_keys=limits.max_context)
+    rows, keys = min(num_tokens, limits.max_batch), limits.max_context
+    apart = apart_bytes(config, num_tokens=num_tokens, num_rows=rows, num_keys=keys)
+    return max(apart, parts)
+
+
+def _parts_bytes(config: ModelConfig, recipe: Recipe, num_tokens: int) -> int:
+    """Of a sum over ranks each holds all parts, and two sums of them in fp32."""
+    num_ranks = recipe.parallel.tensor
+    if num_ranks == 1:
+        return 0
+    element = dtype_bytes(parse_dtype(recipe.dtype))
+    return num_tokens * config.hidden_size * (num_ranks * element + 3 * FP32)
 
 
 def logit_rows(recipe: Recipe, num_requests: int) -> int:
@@ -175,12 +186,12 @@ def token_table_bytes(recipe: Recipe) -> int:
     return (limits.max_batch + 1) * (limits.max_context + 1) * TOKEN_BYTES
 
 
-def graph_bytes(config: ModelConfig, recipe: Recipe) -> int:
+def graph_bytes(rank: ModelConfig, recipe: Recipe, vocab_size: int) -> int:
     """Captured graphs keep memory of their own: a pool with the tensors of the largest step, which
-    all of them share, and what the driver stores for each kernel.
+    all of them share, and what the driver stores for each kernel. `rank` is the device's part, and
+    `vocab_size` that of the logits it puts together.
     """
-    limits = recipe.limits.filled()
-    rank = rank_config(config, recipe.parallel.tensor)
+    limits, config = recipe.limits.filled(), replace(rank, vocab_size=vocab_size)
     tensors = step_peak(rank, recipe, limits.max_graph_batch).num_bytes
     tensors += fixed_bytes(rank, recipe, limits.max_graph_batch)
     rows = logit_rows(recipe, min(limits.max_graph_batch, limits.max_batch))

@@ -14,17 +14,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import attrgetter
 
 from ridgeline.engine.memory import footprint
 from ridgeline.engine.memory.footprint import PENALTY_TABLE_BYTES, WORKSPACE_BYTES, KeptSchemes
+from ridgeline.engine.memory.parts import StagePart, stages_of
 from ridgeline.errors import OutOfMemoryError
 from ridgeline.hardware.memory_items import MemoryItem, total_bytes
 from ridgeline.hardware.units import human_bytes
 from ridgeline.models import ModelConfig
-from ridgeline.parallel.degrees import rank_config
 from ridgeline.recipe import Recipe, edited, field_table, flag
 
 # Limits that may be lowered to make room, in this order, and how far it makes sense.
@@ -108,12 +108,25 @@ def itemise(
     draft: ModelConfig | None = None,
     kept: KeptSchemes | None = None,
 ) -> MemoryPlan:
-    """The plan, whether it fits or not."""
+    """The plan, whether it fits or not: that of the stage which has the fewest pages."""
+    plans = (
+        _itemised(stage, recipe, free_bytes, draft, None if kept is None else stage.own(kept))
+        for stage in stages_of(config, recipe)
+    )
+    return min(plans, key=attrgetter("num_pages", "left_bytes"))
+
+
+def _itemised(
+    stage: StagePart,
+    recipe: Recipe,
+    free_bytes: int,
+    draft: ModelConfig | None,
+    kept: KeptSchemes | None,
+) -> MemoryPlan:
     limits = recipe.limits.filled()
     usable = int(free_bytes * limits.memory_share)
-    items = list(_fixed_items(config, recipe, draft, kept))
-    rank = rank_config(config, recipe.parallel.tensor)
-    page_bytes = footprint.bytes_per_page(rank, recipe)
+    items = list(_fixed_items(stage, recipe, draft, kept))
+    page_bytes = footprint.bytes_per_page(stage.config, recipe)
     if draft is not None:
         page_bytes += footprint.bytes_per_page(draft, recipe)  # it follows the same page tables
     min_pages = -(-limits.max_context // recipe.kv.page_size)
@@ -142,11 +155,11 @@ def _fits_in(
 
 
 def _fixed_items(
-    config: ModelConfig, recipe: Recipe, draft: ModelConfig | None, kept: KeptSchemes | None
+    stage: StagePart, recipe: Recipe, draft: ModelConfig | None, kept: KeptSchemes | None
 ) -> Iterator[MemoryItem]:
     """Everything but the pages."""
     limits, dtype = recipe.limits.filled(), recipe.dtype
-    rank = rank_config(config, recipe.parallel.tensor)
+    rank, vocab_size = stage.config, stage.vocab_size
     names = {recipe.scheme} if kept is None else {scheme.name for scheme in kept.values()}
     codes = sorted(filter(None, names))
     codes += [] if recipe.head == "plain" else [f"head {recipe.head}"]
@@ -174,19 +187,19 @@ def _fixed_items(
     if copies:
         yield MemoryItem("copies", copies, f"codes in {dtype} too, for steps of many tokens")
     rows = footprint.logit_rows(recipe, limits.max_batch)
-    logits = footprint.logit_bytes(config, recipe, rows)
-    yield MemoryItem("logits", logits, f"{rows} rows of {config.vocab_size}")
-    tables = PENALTY_TABLE_BYTES * limits.max_batch * config.vocab_size
+    logits = footprint.logit_bytes(replace(rank, vocab_size=vocab_size), recipe, rows)
+    yield MemoryItem("logits", logits, f"{rows} rows of {vocab_size}")
+    tables = PENALTY_TABLE_BYTES * limits.max_batch * vocab_size
     yield MemoryItem("penalty tables", tables, f"tokens seen by {limits.max_batch} requests")
     inputs = footprint.step_input_bytes(recipe)
     yield MemoryItem("step inputs", inputs, "page tables, token ids, positions and slots")
     turns = sum(footprint.rotary_table_bytes(model, limits.max_context) for model in models)
     yield MemoryItem("rotary tables", turns, f"cosines and sines of {limits.max_context} positions")
     if recipe.graphs:
-        graphs = footprint.graph_bytes(config, recipe)
+        graphs = footprint.graph_bytes(rank, recipe, vocab_size)
         yield MemoryItem("graphs", graphs, "steps captured for replay, at most")
     if recipe.graphs and draft is not None:
-        own = footprint.graph_bytes(draft, recipe)
+        own = footprint.graph_bytes(draft, recipe, draft.vocab_size)
         yield MemoryItem("draft graphs", own, "the draft's steps captured for replay, at most")
     if recipe.speculation.method == "prompt-lookup":
         table = footprint.token_table_bytes(recipe)

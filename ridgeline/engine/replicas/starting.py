@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ridgeline.engine.loading.saved import Beside, beside
+from ridgeline.engine.loading.saved import Beside, beside, saved_recipe
 from ridgeline.engine.process.worker import EngineOrder, Setup
 from ridgeline.engine.replicas.pool import Pool
 from ridgeline.engine.replicas.ray_worker import Needs, RayWorker
@@ -44,7 +44,7 @@ def start_replicas(
         raise UsageError(f"--device is {device}; Ray chooses among GPUs: give cuda or cpu")
     path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
     files = beside(path)
-    needs = needs_of(recipe or Recipe(), device, num_replicas)
+    needs = needs_of(recipe or saved_recipe(path) or Recipe(), device, num_replicas)
     start_ray()
     check_room(needs, num_replicas)
     name = str(model)
@@ -57,10 +57,10 @@ def start_replicas(
 
 
 def needs_of(recipe: Recipe, device: str, num_replicas: int) -> Needs:
-    """A GPU for each rank of a tensor-parallel group; on a CPU, an equal share of the cores."""
+    """A GPU for each of its ranks; on a CPU, an equal share of the cores."""
     hardware = detect(device)
     if hardware.device_type != "cpu":
-        return Needs(num_cpus=1, num_gpus=recipe.parallel.tensor)
+        return Needs(num_cpus=1, num_gpus=recipe.parallel.num_ranks)
     return Needs(num_cpus=max(1, (os.cpu_count() or 1) // num_replicas), num_gpus=0)
 
 

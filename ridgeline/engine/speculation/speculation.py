@@ -1,15 +1,18 @@
 """What a recipe's speculation needs around a runner: who drafts, and the policy that asks.
 
 The parts: drafter.py (lookup, and why verification is exact), draft_model.py, draft_policy.py
-(how many), step_costs.py and rehearsal.py (what it costs), drafting.py (the loop's side).
+(how many), step_costs.py and rehearsal.py (what it costs), drafting.py (the loop's side); on
+several ranks rank 0 drafts for all (execution/rank_drafts.py).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from ridgeline.engine.execution.rank_drafts import SentDrafts
 from ridgeline.engine.execution.rehearsal import rehearse
 from ridgeline.engine.execution.runner import Runner
+from ridgeline.engine.execution.tensor_runner import TensorRunner
 from ridgeline.engine.sampling.drafter import Drafter, PromptLookup
 from ridgeline.engine.scheduling.step_costs import StepCosts
 from ridgeline.engine.speculation.draft_model import DraftModel
@@ -31,7 +34,10 @@ def prepare(
     speculation = recipe.speculation
     if speculation.method == "none":
         return None
-    runner.drafter = _drafter(runner, recipe, draft, window, graph_bytes)
+    drafter = _drafter(runner, recipe, draft, window, graph_bytes)
+    if isinstance(runner, TensorRunner) and not drafter.in_graph:
+        drafter = SentDrafts(drafter, runner.group, runner.buffers.last_tokens)
+    runner.drafter = drafter
     costs, ahead = StepCosts(), bool(recipe.overlap) and runner.moves
     rehearse(runner, costs, speculation.max_draft_tokens, ahead)
     return DraftPolicy(costs, speculation.max_draft_tokens, free=draft is None, ahead=ahead)

@@ -32,8 +32,11 @@ def mixture_of_experts(
     gate_up_E2FD: Tensor,
     down_EDF: Tensor,
     activation: Activation,
+    is_part: bool = False,
 ) -> Tensor:
-    """The weighted sum of what each token's experts make of it."""
+    """The weighted sum of what each token's experts make of it. Where these are a part of the
+    experts (`is_part`), all others have the number behind the last, and add nothing.
+    """
     if _by_reference(x_TD, weights_TA, gate_up_E2FD, down_EDF):
         return reference.mixture_of_experts(
             x_TD, weights_TA, experts_TA, gate_up_E2FD, down_EDF, activation
@@ -41,7 +44,7 @@ def mixture_of_experts(
     from ridgeline.kernels.moe import triton
 
     return triton.mixture_of_experts(
-        x_TD, weights_TA, experts_TA, gate_up_E2FD, down_EDF, activation
+        x_TD, weights_TA, experts_TA, gate_up_E2FD, down_EDF, activation, is_part=is_part
     )
 
 

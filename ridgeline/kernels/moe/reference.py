@@ -39,11 +39,14 @@ def mixture_of_experts(
 
     What passes from one product to the next is rounded to x's dtype. The products are computed in
     `products`, or in x's dtype: with fp32 this is what the kernels are held to, without it the
-    expert pass of a model's own dtype.
+    expert pass of a model's own dtype. An expert E, behind the last one, is another device's:
+    nothing is added.
     """
     dtype = products or x_TD.dtype
     out_TD = torch.zeros_like(x_TD, dtype=torch.float32)
     for expert in experts_TA.unique().tolist():
+        if expert == len(down_EDF):
+            continue
         token_ids, slots = torch.where(experts_TA == expert)
         expert_out = one_expert(
             x_TD[token_ids], gate_up_E2FD[expert], down_EDF[expert], activation, dtype

@@ -406,9 +406,12 @@ def mixture_of_experts(
     down_EDF: Tensor,
     activation: Activation,
     fixed: bool = False,
+    is_part: bool = False,
 ) -> Tensor:
     """The launcher; arguments and result are reference.py's. Weights are contiguous, rows of x are
-    contiguous in their last dim. With `fixed` a token's bits do not depend on the others'.
+    contiguous in their last dim. With `fixed` a token's bits do not depend on the others'. Where
+    these are a part of the experts (`is_part`), slots of expert E are sorted behind all others, and
+    no block is made for them: their rows stay zero.
     """
     num_tokens, hidden_size = x_TD.shape
     num_experts, _, mlp_size = down_EDF.shape
@@ -419,10 +422,12 @@ def mixture_of_experts(
     x = x_TD if x_TD.stride(-1) == 1 else x_TD.contiguous()
     assert gate_up_E2FD.is_contiguous(), "gate_up is not contiguous"
     assert down_EDF.is_contiguous(), "down is not contiguous"
-    order_N, start_E1 = sort_slots(experts_TA, num_experts)
+    order_N, start = sort_slots(experts_TA, num_experts + is_part)
     num_slots = num_tokens * per_token
     hidden_NF = torch.empty(num_slots, mlp_size, dtype=x.dtype, device=x.device)
     slots_ND = torch.empty(num_slots, hidden_size, dtype=x.dtype, device=x.device)
+    if is_part:
+        slots_ND.zero_()
     padded = max(16, triton.next_power_of_2(num_experts))
     target, rows = target_of(x), num_slots / num_experts
 
@@ -434,7 +439,7 @@ def mixture_of_experts(
     launch(
         gate_up_kernel,
         (num_blocks * num_tiles,),
-        (x, gate_up_E2FD, hidden_NF, order_N, start_E1, x.stride(0), per_token, *sizes),
+        (x, gate_up_E2FD, hidden_NF, order_N, start, x.stride(0), per_token, *sizes),
         ACTIVATION=activation,
         EXPERTS=padded,
         EVEN_K=hidden_size % tiles.BK == 0,
@@ -448,7 +453,7 @@ def mixture_of_experts(
     launch(
         down_kernel,
         (num_blocks * num_tiles,),
-        (hidden_NF, down_EDF, slots_ND, order_N, start_E1, *sizes),
+        (hidden_NF, down_EDF, slots_ND, order_N, start, *sizes),
         EXPERTS=padded,
         EVEN_K=mlp_size % tiles.BK == 0,
         options={"enable_fp_fusion": not fixed},

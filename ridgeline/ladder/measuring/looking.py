@@ -31,7 +31,7 @@ Steps = Callable[[], ProfiledSteps]
 def engine_steps(engine: Engine) -> Steps | None:
     """None where steps cannot be run by themselves: several devices, tokens that are drafted."""
     recipe = engine.recipe
-    if recipe.parallel.tensor > 1 or recipe.speculation.method != "none":
+    if recipe.parallel.num_ranks > 1 or recipe.speculation.method != "none":
         return None
     return lambda: EngineSteps(engine)
 

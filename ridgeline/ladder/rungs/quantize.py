@@ -127,7 +127,7 @@ def copies(context: RungContext) -> Offer | str:
         return "of the checkpoint's own codes the engine decides by the room there is"
     if scheme is None or scheme.inputs != "16-bit":
         return "no weights are codes that are multiplied with 16-bit inputs"
-    if now.deterministic or now.parallel.tensor > 1:
+    if now.deterministic or now.parallel.num_ranks > 1:
         return "products that are deterministic, or of ranks, are of the codes alone"
     held = replace(now, scheme=scheme.name, copies=True)
     share = copied_bytes(context.facts.config, held) / context.facts.hardware.memory_bytes

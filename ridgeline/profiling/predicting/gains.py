@@ -70,6 +70,8 @@ AREAS: dict[Area, tuple[str, ...]] = {
         "speculation.min_ngram",
         "speculation.draft_model",
         "parallel.tensor",
+        "parallel.expert",
+        "parallel.pipeline",
     ),
 }
 UNKNOWN_CONTEXT = 1024  # tokens, where no step was measured

@@ -11,12 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ridgeline.engine.local.ranks import undone_on_ranks
 from ridgeline.profiling.predicting.gains import predict
 from ridgeline.profiling.predicting.prediction import Prediction, Situation
 from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.quantization.sizes import head_matrix, model_matrices
-from ridgeline.recipe import edited_at_once, flag
+from ridgeline.recipe import flag
 
 LEAST_GAIN = 1.02  # predicted: less is not worth a change
 FEW_ROWS = 4  # streams up to which drafted tokens are verified for nothing
@@ -73,10 +72,7 @@ def candidates(situation: Situation) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def can_be_run(situation: Situation, edit: Mapping[str, Any]) -> bool:
     """On as many ranks as now."""
-    if situation.recipe.parallel.tensor == 1:
-        return True
-    recipe = edited_at_once(situation.recipe, edit)
-    return undone_on_ranks(recipe, situation.hardware.device_type) is None
+    return situation.recipe.parallel.num_ranks == 1 or not edit.get("copies")
 
 
 def _smaller(situation: Situation, on_gpu: bool) -> Iterator[tuple[str, dict[str, Any]]]:

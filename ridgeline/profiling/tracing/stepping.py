@@ -26,7 +26,13 @@ from ridgeline.engine.execution.step_watch import StepWatch
 from ridgeline.engine.execution.tensor_runner import TensorRunner
 from ridgeline.engine.sampling.outputs import Output
 from ridgeline.engine.steps.notes import Note
-from ridgeline.errors import ContextLengthError, OutOfMemoryError, RequestError, UsageError
+from ridgeline.errors import (
+    ContextLengthError,
+    OutOfMemoryError,
+    RequestError,
+    UnsupportedError,
+    UsageError,
+)
 from ridgeline.kernels.pages import Pages, holds_codes
 from ridgeline.models import Transformer
 from ridgeline.models.cost import Chunk
@@ -66,6 +72,11 @@ class EngineSteps:
     loop = "engine"
 
     def __init__(self, engine: Engine) -> None:
+        if engine.recipe.parallel.pipeline > 1:
+            raise UnsupportedError(
+                "a profile follows one rank through all layers, and a pipeline's stages have some "
+                "each; leave --pipeline-parallel out"
+            )
         self.engine, self.recipe, self.runner = engine, engine.recipe, engine.runner
         self.group: Group | None = None
         if isinstance(engine.runner, TensorRunner):

@@ -1,6 +1,7 @@
 """One quantized matrix of a checkpoint: its codes and their scheme. Rows can be cut out and joined,
 since every scale belongs to rows: that is how the pieces of a fused weight become one matrix and
-are split again.
+are split again. Columns can be cut out where the scales of groups or blocks allow it: that is how
+ranks share a matrix.
 
 Letters: O outputs, D depth, G groups of the depth.
 
@@ -56,6 +57,31 @@ def cut(matrix: StoredMatrix, rows: slice) -> StoredMatrix:
     of_scale = _scale_rows(scheme, start, stop)
     zero = None if grid.zero is None else grid.zero[of_scale]
     return StoredMatrix(Codes(values[start:stop], Grid(grid.scale[of_scale], zero)), scheme)
+
+
+def cut_columns(matrix: StoredMatrix, columns: slice) -> StoredMatrix:
+    """These columns as a separate matrix, in memory of their own: with the scales that they have in
+    the whole one, so that no code changes.
+    """
+    (values, grid), scheme = matrix
+    start, stop, _ = columns.indices(values.shape[1])
+    width = shared_columns(scheme)
+    assert start % width == 0, (scheme.name, start)
+    assert stop % width == 0, (scheme.name, stop)
+    of_scale = slice(start // width, stop // width) if width > 1 else slice(None)
+    zero = None if grid.zero is None else grid.zero[:, of_scale].contiguous()
+    grid = Grid(grid.scale[:, of_scale].contiguous(), zero)
+    return StoredMatrix(Codes(values[:, start:stop].contiguous(), grid), scheme)
+
+
+def shared_columns(scheme: Scheme) -> int:
+    """How many columns share a scale with each other and not with all: where they may be cut."""
+    return {"group": scheme.group, "block": BLOCK}.get(scheme.spread, 1)
+
+
+def shared_rows(scheme: Scheme) -> int:
+    """The same of rows."""
+    return BLOCK if scheme.spread == "block" else 1
 
 
 def _scale_rows(scheme: Scheme, start: int, stop: int) -> slice:

@@ -38,6 +38,7 @@ from ridgeline.training.saving.rank_saver import RankSaver
 from ridgeline.training.saving.saver import CheckpointSaver, WrittenCheckpoint
 from ridgeline.training.schedule import Counters, learning_rate, share_done
 from ridgeline.training.stepping.step import StepResult
+from ridgeline.training.watching.clock import StepClock
 from ridgeline.training.watching.metrics import MetricsLog, read_metrics
 from ridgeline.training.watching.replaying import LaunchedStep, leave_out, replay, suspects
 from ridgeline.training.watching.rounding import LostUpdates
@@ -92,29 +93,6 @@ def saver_of(prepared: PreparedRun, out: Path) -> CheckpointSaver:
         assert isinstance(exporter, Exporter), "check_under_layout"
         return RankSaver(out, trainer, exporter, keep)
     return CheckpointSaver(out, trainer, exporter, keep)
-
-
-class StepClock:
-    """Seconds of the run, its opening included, and of single steps: from the end of one to the
-    end of the next.
-    """
-
-    def __init__(self, before: float, began: float) -> None:
-        self._began = began - before
-        self._last = time.perf_counter()
-        self.last_lap = 0.0
-
-    def total(self) -> float:
-        return time.perf_counter() - self._began
-
-    def lap(self) -> float:
-        last, self._last = self._last, time.perf_counter()
-        self.last_lap = self._last - last
-        return self.last_lap
-
-    def skip_to_now(self) -> None:
-        """What was between steps (a measurement, a checkpoint) is no step's time."""
-        self._last = time.perf_counter()
 
 
 class TrainLoop:
@@ -405,7 +383,7 @@ class TrainLoop:
     def _save(self, log: MetricsLog) -> Path:
         """What the run is now, if it is not saved yet; when it is written."""
         path = checkpoint_path(self._out, self.counters.steps)
-        if not path.exists():
+        if not self._crew.smallest(path.exists()):
             self._pulse.doing("writing the last checkpoint")
             self._saver.begin(self._state())
             self._note_written(log, self._saver.wait())

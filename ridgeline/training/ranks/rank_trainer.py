@@ -16,6 +16,7 @@ from ridgeline.errors import UsageError
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.families.names import Index
 from ridgeline.parallel.mesh import Mesh
+from ridgeline.parallel.shards import whole_shapes
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.ranks.local_model import LocalModel, fill_from, local_model
 from ridgeline.training.ranks.pipeline import Pipeline
@@ -70,11 +71,12 @@ def rank_trainer(
     }
     with torch.no_grad():
         fill_from(masters, local.parts, tensors)
+    salts = {name: number for number, name in enumerate(whole_shapes(config))}
     trainer = RankTrainer(
         local.model,
         train,
         ops=ops,
-        weights=Weights(local.parameters, plan, masters),
+        weights=Weights(local.parameters, plan, masters, salts),
         sharing=RankSharing(mesh, local.parts, has_last_stage(mesh)),
         cut=matrix_cut(mesh),
         context=mesh.axis("context") if mesh.layout.context > 1 else None,

@@ -95,9 +95,11 @@ class Weights:
         parameters: Mapping[str, nn.Parameter],
         plan: PrecisionPlan,
         masters: Mapping[str, Tensor] | None = None,
+        salts: Mapping[str, int] | None = None,
     ) -> None:
         """With `masters`, which have the fp32 values of what lies on this rank, parameters have the
-        plan's dtype already, and memory that stays theirs.
+        plan's dtype already, and memory that stays theirs. Random roundings differ by `salts`: of
+        copies on several ranks they must not.
         """
         self.parameters = dict(parameters)
         self.plan = plan
@@ -112,8 +114,10 @@ class Weights:
             parameter.requires_grad_(True)
         self.local = {name: local_tensor(each) for name, each in self.parameters.items()}
         self.states: dict[str, AdamWState] = {
-            name: self._state(self.local[name], masters[name], salt)
-            for salt, name in enumerate(self.parameters)
+            name: self._state(
+                self.local[name], masters[name], number if salts is None else salts[name]
+            )
+            for number, name in enumerate(self.parameters)
         }
 
     @torch.no_grad()

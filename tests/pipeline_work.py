@@ -31,6 +31,7 @@ class Life:
     is_bad: list[bool]
     behind_bad: list[float]  # held-out losses
     behind_good: float
+    of_zeros: list[float]  # held-out losses of weights that were all overwritten
 
 
 def trainer_of(mesh: Mesh, config: ModelConfig, train: TrainConfig) -> RankTrainer:
@@ -56,7 +57,10 @@ def lives(
     trainer.go_on()
     good = trainer.step(batches, 1e-2, StepLimits())
     is_bad = [result.is_bad, again.is_bad, good.is_bad]
-    return Life(before, loss, whole, is_bad, behind_bad, sum(held_out()))
+    behind_good = sum(held_out())
+    for tensor in trainer.local.tensors().values():
+        tensor.zero_()
+    return Life(before, loss, whole, is_bad, behind_bad, behind_good, held_out())
 
 
 def tied_ends(mesh: Mesh, config: ModelConfig, train: TrainConfig) -> dict[str, Tensor]:

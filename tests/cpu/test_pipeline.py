@@ -4,6 +4,7 @@ with.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from ridgeline.models import ModelConfig
 from ridgeline.models.families import describe_hf
 from ridgeline.parallel.layout import Layout
 from ridgeline.parallel.mesh import Mesh, alone, own_groups
-from ridgeline.training.config import OptimizerOptions, TrainConfig
+from ridgeline.training.config import OptimizerOptions, Recomputation, TrainConfig
 from ridgeline.training.naive import naive_gradients
 from ridgeline.training.ranks.pipeline import filled_up
 from ridgeline.training.ranks.rank_trainer import rank_trainer, whole_tensors
@@ -30,6 +31,12 @@ from ridgeline.training.stepping.gradient_products import DeferredGradients
 from ridgeline.training.stepping.ops import PlainOps
 
 UNTIED = {"tie_word_embeddings": False}
+EXPERTS = {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
 slow = pytest.mark.slow
 
 
@@ -63,6 +70,7 @@ def test_steps(layout: str, changes: dict[str, Any]) -> None:
         ("pipeline=2,replicate=2", {"num_hidden_layers": 3}),
         ("pipeline=2,schedule=gpipe,shard=2", {"num_hidden_layers": 3}),
         ("pipeline=2,schedule=zero-bubble,stages=2,shard=2", {"num_hidden_layers": 4}),
+        ("pipeline=2,schedule=zero-bubble,stages=2", {"num_hidden_layers": 4} | EXPERTS),
         ("pipeline=2,tensor=2", {"num_hidden_layers": 3}),
         ("pipeline=2,tensor=2,sequence=false", {"num_hidden_layers": 3} | UNTIED),
         ("pipeline=2,schedule=interleaved,stages=2,tensor=2", {"num_hidden_layers": 4}),
@@ -82,7 +90,8 @@ def test_a_step_that_is_one_pass(layout: str) -> None:
     check_steps(layout, shape(num_hidden_layers=4), micro=4)
 
 
-def test_a_trainers_life() -> None:
+@pytest.mark.parametrize("layout", ["pipeline=2", pytest.param("pipeline=2,shard=2", marks=slow)])
+def test_a_trainers_life(layout: str) -> None:
     """Held-out loss, a bad step, its replay, and micro-batches of unlike lengths."""
     config = config_of(3)
     model = whole_model(config)
@@ -92,7 +101,7 @@ def test_a_trainers_life() -> None:
         plan = ForwardPlan(PlainOps())
         losses = [loss_of(model, batch, plan).item() for batch in own]
     expected = naive_gradients(model, own)
-    for each in run_ranks(Layout(pipeline=2), lives, config, TRAIN, own):
+    for each in run_ranks(Layout.parse(layout), lives, config, TRAIN, own):
         assert each.held_out == pytest.approx(losses, rel=1e-5)
         assert each.loss == pytest.approx(sum(losses) / count, rel=1e-5)
         for name, gradient in expected.items():
@@ -100,6 +109,8 @@ def test_a_trainers_life() -> None:
         assert each.is_bad == [True, True, False]
         assert each.behind_bad == each.held_out
         assert each.behind_good < sum(each.held_out)
+        even = [batch.num_targets * math.log(config.vocab_size) for batch in own]
+        assert each.of_zeros == pytest.approx(even, rel=1e-5)
 
 
 def test_tied_tables_stay_alike() -> None:
@@ -155,15 +166,17 @@ def test_graphs_are_refused() -> None:
         rank_trainer(config_of(2), train, mesh, whole_tensors(whole_model(config_of(2))))
 
 
-def test_put_off_products_are_the_same_gradients() -> None:
+@pytest.mark.parametrize("recomputation", ["none", "elementwise", "attention", "blocks"])
+def test_put_off_products_are_the_same_gradients(recomputation: Recomputation) -> None:
     batch = pack(*draw(21, 5))
     model = tiny().requires_grad_(True)
     loss_of(model, batch, ForwardPlan(PlainOps())).backward()
     expected = {name: each.grad for name, each in model.named_parameters()}
     model.zero_grad()
     deferred = DeferredGradients()
+    plan = ForwardPlan(PlainOps(), recomputation, deferred=deferred)
     for _ in range(2):
-        loss_of(model, batch, ForwardPlan(PlainOps(), deferred=deferred)).backward()
+        loss_of(model, batch, plan).backward()
     late = {name for name, each in model.named_parameters() if each.grad is None}
     products = ("qkv", "out", "gate_up", "down")
     assert late == {

@@ -166,7 +166,7 @@ class Pipeline:
 
 
 def reshard(stage: StageModel) -> None:
-    """Whole weights that stayed would be those from before the next update."""
+    """Whole weights that stayed would not change with what is written to a rank's part of them."""
     for module in stage.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

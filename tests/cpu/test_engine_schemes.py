@@ -175,7 +175,7 @@ def test_copies_are_counted_and_refused_where_they_serve_nobody() -> None:
     for refused, why in (
         (Recipe(scheme="int8", copies=True), "on a GPU, and the device is a CPU"),
         (Recipe(deterministic=True, copies=True), "deterministic and copies"),
-        (Recipe(parallel=Parallel(2), copies=True), "tensor parallel and copies"),
+        (Recipe(parallel=Parallel(2), copies=True), "several ranks and copies"),
     ):
         filled = with_auto(refused, config, torch.bfloat16, "cpu")
         with pytest.raises(UnsupportedError, match=why):

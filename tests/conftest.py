@@ -32,6 +32,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries look at their end for what is left of theirs
+
+
 @pytest.fixture
 def every_step_kept_its_drafts(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """For modules that draft: no step may fall back to running without its drafts."""

@@ -48,13 +48,13 @@ class PassTimes:
 
 def check_micro_batches(layout: Layout, num_micro: int) -> None:
     """That the layout's schedule can run so many in a step."""
-    if layout.pipeline == 1 or _fits(layout, num_micro):
+    if layout.pipeline == 1 or fits_pipeline(layout, num_micro):
         return
     near = next(
         number
         for distance in count(1)
         for number in (num_micro - distance, num_micro + distance)
-        if number > 0 and _fits(layout, number)
+        if number > 0 and fits_pipeline(layout, number)
     )
     name = f"pipeline={layout.pipeline} with the schedule {layout.schedule}"
     if layout.schedule == "1f1b":
@@ -68,7 +68,8 @@ def check_micro_batches(layout: Layout, num_micro: int) -> None:
     )
 
 
-def _fits(layout: Layout, num_micro: int) -> bool:
+def fits_pipeline(layout: Layout, num_micro: int) -> bool:
+    """Whether its schedule can run so many micro-batches in a step."""
     if layout.schedule == "gpipe":
         return num_micro >= 1
     if layout.schedule == "1f1b":

@@ -26,6 +26,7 @@ from ridgeline.kernels.adamw.state import BLOCK
 from ridgeline.models import ModelConfig
 from ridgeline.models.cost import layer_matrices
 from ridgeline.models.training_cost import LEVELS
+from ridgeline.parallel.bubbles import check_micro_batches, fits_pipeline
 from ridgeline.products import PIECE, product_dtype
 from ridgeline.training.config import Moments, Precision, Recomputation, TrainConfig
 from ridgeline.training.memory.methods import (
@@ -139,6 +140,10 @@ def _micro_batches(config: TrainConfig, kind: str) -> list[int]:
         return [config.batch.micro]
     total, most = config.own_sequences, USUAL_TOKENS[kind]
     divisors = [size for size in range(total, 0, -1) if total % size == 0]
+    if config.layout.pipeline > 1:
+        divisors = [size for size in divisors if fits_pipeline(config.layout, total // size)]
+        if not divisors:  # says what would
+            check_micro_batches(config.layout, total)
     return [size for size in divisors if size == 1 or _tokens(config, size) <= most]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ridgeline.errors import UsageError
+from ridgeline.parallel.bubbles import check_micro_batches
 from ridgeline.parallel.context import check_sequence
 from ridgeline.parallel.layout import Layout, divisor_below
 
@@ -27,10 +28,16 @@ def check_under_layout(config: Any) -> None:
             f"micro_batch is {micro}, which does not divide the {own} sequences that each rank has "
             f"of a batch of {sequences}; try {divisor_below(own, micro)}"
         )
+    if micro is not None and layout.pipeline > 1:
+        check_micro_batches(layout, own // micro)
     check_sequence(layout, config.data.sequence_length)
 
 
 def _undone(config: Any) -> Iterator[tuple[str, str]]:
+    if config.layout.pipeline > 1 and config.layout.context > 1:
+        yield "pipeline with context", "use one of them"
+    if config.layout.pipeline > 1 and config.layout.expert > 1:
+        yield "pipeline with expert", "use one of them"
     if config.lora.rank is not None:
         yield "--lora", "remove it, or train on one device"
     if config.qat.is_given:

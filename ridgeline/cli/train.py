@@ -33,7 +33,6 @@ from ridgeline.training.config import RunLength, TrainConfig
 from ridgeline.training.config_file import FILE_NAME, load_config
 from ridgeline.training.merge import merge_run
 from ridgeline.training.prepare import PlannedRun, plan_run, prepare_planned
-from ridgeline.training.ranks.at_scale import step_at_scale
 from ridgeline.training.ranks.joining import joined_run
 from ridgeline.training.ranks.proving import Proof, prove, prove_once
 from ridgeline.training.run import OnRow, TrainLoop
@@ -45,11 +44,12 @@ ridgeline train configs:finetune_demo --data chats.jsonl
 ridgeline train --out run --resume
 ridgeline train demo --data book.txt --tokens 1000000 --dry-run
 ridgeline train demo --data book.txt --minutes 10 --lora 16 --out run
-ridgeline train demo --data book.txt --steps 1000 --restarts 3 --out run
+ridgeline train demo --data book.txt --steps 1000 --devices 4 --restarts 3 --out run
 ridgeline train --merge run --out merged"""
 MAIN_FLAGS = (
     "--shape", "--tokenizer", "--device", "--data", "--sequence-length", "--out", "--resume",
     "--dry-run", "--steps", "--minutes", "--tokens", "--batch", "--precision", "--lr", "--lora",
+    "--devices", "--layout",
 )  # fmt: skip
 
 __all__ = ["EXAMPLE", "MAIN_FLAGS", "add_arguments", "exit_code", "render", "run"]
@@ -252,6 +252,8 @@ def collectives_of(plan: PlannedRun) -> list[dict[str, Any]] | None:
     """Of the first rank, in a step."""
     if plan.config.layout.pipeline > 1:
         return None
+    from ridgeline.training.ranks.at_scale import step_at_scale  # torch's fakes take a second
+
     step = step_at_scale(plan.model, plan.config)
     return [asdict(each) | {"sent_bytes": each.sent_bytes} for each in step.collectives]
 

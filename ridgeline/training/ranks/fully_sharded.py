@@ -9,23 +9,25 @@ The same serves copies of the model (`replicate`, `context`), whose gradients ar
     shard_root(model, devices, loss_of)
     model.training_loss(batch, plan)
 
-Gradients are sums, not means: who knows the count of the whole batch divides, once.
+Gradients are sums, not means: who knows the count of the whole batch divides, once. torch's part
+takes seconds to import, and is imported where it is called: a run on one device never does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from ridgeline.models import Transformer
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.training.stepping.forward import block_pass
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 dist: Any = distributed
 
@@ -43,6 +45,8 @@ def weights_mesh(mesh: Mesh) -> DeviceMesh:
 
 
 def _weights_mesh(mesh: Mesh) -> DeviceMesh:
+    from torch.distributed.device_mesh import DeviceMesh
+
     outer, shard = mesh.axis("outer"), mesh.axis("shard")
     kind = mesh.device.type
     if outer.size == 1:
@@ -79,8 +83,7 @@ def shard_block(
     """
     owner: Any = block
     owner.training_pass = MethodType(block_pass, block)
-    _shard(block, devices, keep_whole, stays_whole)
-    register_fsdp_forward_method(block, "training_pass")
+    _shard(block, devices, keep_whole, stays_whole, method="training_pass")
 
 
 def shard_root(
@@ -92,8 +95,7 @@ def shard_root(
     """What is left: embedding, last norm, head. They are whole for all of a pass."""
     owner: Any = model
     owner.training_loss = MethodType(loss, model)
-    _shard(model, devices, keep_whole)
-    register_fsdp_forward_method(model, "training_loss")
+    _shard(model, devices, keep_whole, method="training_loss")
 
 
 def shard_stage(
@@ -108,7 +110,14 @@ def _shard(
     devices: DeviceMesh,
     keep_whole: Iterable[nn.Parameter],
     stays_whole: bool = False,
+    method: str | None = None,  # which runs the module's pass, in place of `forward`
 ) -> None:
+    from torch.distributed.fsdp import (
+        MixedPrecisionPolicy,
+        fully_shard,
+        register_fsdp_forward_method,
+    )
+
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
     when: dict[str, Any] = {"reshard_after_forward": False} if stays_whole else {}
     sharded: Any = fully_shard(
@@ -117,3 +126,5 @@ def _shard(
     sharded.set_gradient_divide_factor(1.0)
     # Alone, the factor makes a reduction that gloo does not have.
     sharded.set_force_sum_reduction_for_comms(True)
+    if method is not None:
+        register_fsdp_forward_method(module, method)

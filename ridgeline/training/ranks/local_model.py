@@ -1,7 +1,7 @@
 """This rank's part of a model: its modules, and where each of its parameters lies in the whole.
 
 local = local_model(config, mesh, torch.bfloat16)
-local.fill(full_tensors)                    # (name, whole tensor) in any order
+fill_from(local.tensors(), local.parts, whole_tensors)      # in any order
 local.parameters["layers.0.attn.qkv.weight"], local.parts[...]
 """
 
@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.families.names import Index
@@ -32,6 +31,9 @@ from ridgeline.training.ranks.fully_sharded import (
 from ridgeline.training.ranks.stages import StageModel, stage_models
 from ridgeline.training.stepping.forward import loss_of
 from ridgeline.training.stepping.gradients import local_tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass(frozen=True)

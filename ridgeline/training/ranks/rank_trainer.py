@@ -7,6 +7,7 @@ trainer.step(batches, lr)                   # its own sequences; every rank call
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,7 +20,6 @@ from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.shards import whole_shapes
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.ranks.local_model import LocalModel, fill_from, local_model
-from ridgeline.training.ranks.pipeline import Pipeline
 from ridgeline.training.ranks.sums import RankSharing
 from ridgeline.training.stepping.cut import MatrixCut
 from ridgeline.training.stepping.experts import DropCounts, ExpertCut
@@ -28,6 +28,9 @@ from ridgeline.training.stepping.precision import PRECISIONS, Weights
 from ridgeline.training.stepping.step import Trainer
 
 WholeTensors = Iterable[tuple[str, Index, Tensor]]
+
+if TYPE_CHECKING:  # torch's pipelines take seconds to import
+    from ridgeline.training.ranks.pipeline import Pipeline
 
 
 class RankTrainer(Trainer):
@@ -84,6 +87,8 @@ def rank_trainer(
     )
     trainer.mesh, trainer.local, trainer.whole = mesh, local, config
     if local.stages:
+        from ridgeline.training.ranks.pipeline import Pipeline
+
         trainer.pipeline = Pipeline(local.stages, mesh)
     return trainer
 

@@ -103,7 +103,7 @@ def test_times_of_untuned_layers_are_kept_apart(
         (Recipe(dtype="bf16", tf32=True), "cuda:0", "bf16"),
         (Recipe(tuned=False), "cpu", "CPU"),
         (replace(FP32, tf32=True, deterministic=True), "cuda:0", "deterministic"),
-        (Recipe(tuned=False, parallel=Parallel(tensor=2)), "cuda:0", "tensor parallel"),
+        (Recipe(tuned=False, parallel=Parallel(tensor=2)), "cuda:0", "several ranks"),
     ],
 )
 def test_what_means_nothing_is_refused(recipe: Recipe, device: str, word: str) -> None:

@@ -23,7 +23,7 @@ from torch import distributed
 from ridgeline.parallel.layout import Layout
 from ridgeline.parallel.mesh import join_mesh, leave_mesh
 
-LIMIT_S = 120.0
+LIMIT_S = 600.0  # until a rank is taken to hang, on a machine however busy
 processes: Any = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(
     [

@@ -221,7 +221,7 @@ def test_a_job_for_torchrun_trains_and_goes_on(argv: list[str], tmp_path: Path) 
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for _ in range(2):
         done = subprocess.run(
-            ["bash", script], env=environment, capture_output=True, text=True, timeout=200
+            ["bash", script], env=environment, capture_output=True, text=True, timeout=600
         )
         assert done.returncode == 0, done.stderr
         assert "trained 6 steps" in done.stdout
@@ -264,7 +264,7 @@ def test_a_job_for_ray_trains(argv: list[str], tmp_path: Path) -> None:
         [sys.executable, tmp_path / "run-job" / "job.py"],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr

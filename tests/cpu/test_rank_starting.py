@@ -153,7 +153,7 @@ def test_ctrl_c_lets_every_rank_end_its_step(tmp_path: Path) -> None:
     process = start_program(tmp_path)
     wait_for((tmp_path / "at-1").exists)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert (process.returncode, err) == (130, "")
     steps, total = json.loads(out)
     assert total == 2 * sum(range(1, steps + 1))
@@ -170,7 +170,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     for _ in range(2):
         time.sleep(1)
         process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 130
     assert err == "ridgeline: error: interrupted\n"
     assert not any(map(is_running, ranks))
@@ -181,7 +181,7 @@ def test_ctrl_c_before_the_ranks_have_begun(tmp_path: Path) -> None:
     process = start_program(tmp_path)
     wait_for((tmp_path / "logs" / "rank-1.log").exists)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert (process.returncode, err) == (130, "ridgeline: error: interrupted\n")
     assert not (tmp_path / "at-0").exists()
 
@@ -208,7 +208,7 @@ def torchrun(*command: str, size: int = 2, **more: str) -> subprocess.CompletedP
         env=os.environ | {"PYTHONPATH": PACKAGE, "OMP_NUM_THREADS": "1"} | more,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 
@@ -266,7 +266,7 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(
     wait_for(lambda: any(row["step"] > 30 for row in read_metrics(out)))
     (rank,) = children_of(process.pid)
     os.kill(rank, signal.SIGKILL)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     (line,) = [line for line in err.splitlines() if line.startswith("ridgeline:")]
     assert re.fullmatch(
@@ -289,7 +289,7 @@ def test_ctrl_c_at_a_supervised_run_saves(model: Path, tmp_path: Path) -> None:
     )
     wait_for(lambda: any("loss" in row for row in read_metrics(out)))
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=600)
     assert process.returncode == 130, stderr
     assert "--resume" in stdout
     assert "error" not in stderr

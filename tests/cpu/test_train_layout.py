@@ -32,7 +32,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def on_ranks(*argv: str) -> dict[str, Any]:
     """By a command of its own, which looks after its ranks."""
     command = [sys.executable, "-P", "-m", "ridgeline", *argv, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result

@@ -210,18 +210,14 @@ class TrainLoop:
             self._finish(loader, log, clock, left=0 if is_read else 1)
             self._collect(log)
             goes_on = self._goes_on(clock, stop)
-            if goes_on:
-                is_measured = self.counters.steps % config.evaluation.every == 0
-                is_saved = self.counters.steps % config.checkpoints.every == 0
-                if is_measured or is_saved:
-                    self._finish(loader, log, clock)
-                if is_measured:
-                    self._measure(log)
-                if is_saved and not self._is_over(
-                    clock
-                ):  # measuring may have used up what was left
-                    self._save_between(log)
-                clock.skip_to_now()
+            if goes_on and self.counters.steps % config.evaluation.every == 0:
+                self._finish(loader, log, clock)
+                self._measure(log)
+                goes_on = self._goes_on(clock, stop)  # it may have used up what was left
+            if goes_on and self.counters.steps % config.checkpoints.every == 0:
+                self._finish(loader, log, clock)
+                self._save_between(log)
+            clock.skip_to_now()
         self._finish(loader, log, clock)
 
     def _launch(self, loader: Loader, clock: StepClock) -> None:

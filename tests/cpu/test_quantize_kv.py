@@ -18,7 +18,7 @@ from ridgeline.cli import main
 from ridgeline.data import Tokenizer
 from ridgeline.data.calibration_text import default_text
 from ridgeline.engine import Engine
-from ridgeline.engine.local.ranks import _task
+from ridgeline.engine.local.ranks import task_for
 from ridgeline.errors import ConfigError, UnsupportedError
 from ridgeline.ladder.quantizing.quantize_job import QuantizeJob, quantize
 from ridgeline.models.checkpoint import open_checkpoint
@@ -78,7 +78,7 @@ def test_the_files_hold_scales_and_the_engine_keeps_to_them(
     assert Engine(saved, device="cpu").recipe.kv.dtype == "int8"
     assert Engine(saved, Recipe(kv=KV(dtype="fp32")), device="cpu").recipe.kv.dtype == "fp32"
     assert main(list(generate(saved))) == 0
-    ranks = _task(saved, Recipe(parallel=Parallel(tensor=2)), "cpu")
+    ranks = task_for(saved, Recipe(parallel=Parallel(tensor=2)), "cpu")
     assert ranks.recipe.kv.dtype == "int8"
 
 

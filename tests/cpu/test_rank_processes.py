@@ -269,7 +269,9 @@ def test_what_cannot_be_shared_is_refused(name: str, recipe: dict[str, Any], say
 def test_fewer_gpus_than_ranks_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     task = ranks.Task(tiny("llama-mha").config, RECIPE, "cuda")
-    with pytest.raises(HardwareError, match=r"2 ranks need a GPU each, and there are 1; use"):
+    with pytest.raises(
+        HardwareError, match="2 ranks on this machine need a GPU each, and there are 1"
+    ):
         ranks._load_and_start(task, tiny("llama-mha"), None, None)
 
 

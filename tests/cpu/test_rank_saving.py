@@ -70,8 +70,7 @@ def in_layout(layout: str, work: Callable[..., Any], values: Values, *more: Any)
     """What the first rank returns, or the one device."""
     if layout == ONE:
         return work(None, values, *more)
-    heads = values["num_key_value_heads"]
-    return run_ranks(Layout.parse(layout), work, values, *more, num_kv_heads=heads)[0]
+    return run_ranks(Layout.parse(layout), work, values, *more)[0]
 
 
 def check_pairs(layouts: list[str], values: Values, folder: Path) -> None:

@@ -63,8 +63,8 @@ def test_the_slow_first_call_is_not_counted() -> None:
         time.sleep(0.2 if len(calls) == 1 else 0.002)
 
     timing = time_host(compiles_first, target_s=0.05, warmup_s=0.0)
-    assert timing.p90_s < 0.2
-    assert timing.num_samples >= 10
+    assert timing.median_s < 0.2
+    assert len(calls) > timing.num_samples  # the first is none of the samples
 
 
 def test_inputs_rotate() -> None:

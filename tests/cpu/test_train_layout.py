@@ -73,7 +73,9 @@ def test_ranks_learn_what_one_device_learns(
 ) -> None:
     out, alone = tmp_path / "run", tmp_path / "alone"
     with single_thread():
-        told = on_ranks(*words(model, text, out, *FP32, "--steps", "2", "--devices", "2"))
+        told = on_ranks(
+            *words(model, text, out, *FP32, "--steps", "2", "--devices", "2", "--prove")
+        )
         trained(capsys, *words(model, text, alone, *FP32, "--steps", "2"))
         onward = trained(
             capsys, "train", "--out", str(out), "--resume", "--steps", "3", "--devices", "1",

@@ -18,6 +18,7 @@ from train_runs import Capture, same_bytes, single_thread, trained, words
 
 from ridgeline.errors import HardwareError, NumericsError, UsageError
 from ridgeline.training.config import WatchOptions
+from ridgeline.training.stepping import sharing
 from ridgeline.training.stepping import step as steps
 from ridgeline.training.watching.metrics import read_metrics
 from ridgeline.training.watching.watch import Watch, WatchState
@@ -50,7 +51,7 @@ def wrong_at(
     """Gradient norms are `value` where `is_wrong(update, call)` says so: updates are counted by the
     optimizer, calls from 1 on.
     """
-    plain, calls = steps.norm_of, 0
+    plain, calls = sharing.norm_of, 0
     step = steps.Trainer.step
     updates = 0
 
@@ -66,7 +67,7 @@ def wrong_at(
         return norm * value if is_wrong(updates, calls) else norm
 
     monkeypatch.setattr(steps.Trainer, "step", counting)
-    monkeypatch.setattr(steps, "norm_of", norm_of)
+    monkeypatch.setattr(sharing, "norm_of", norm_of)
 
 
 def test_numbers_that_blow_up_stop_the_run(

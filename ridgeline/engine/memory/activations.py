@@ -117,7 +117,7 @@ def _experts(config: ModelConfig, experts: ExpertsConfig, element: int, copy: in
     """
     D, F = config.hidden_size, experts.mlp_size
     routed = experts.num_experts * (FP32 + INT64)  # probabilities, sorted, and their order
-    last = element * (F + D) + FP32 * D  # its hidden rows, its output, and that times its weight
+    last = (element + FP32) * D  # its output, and that times its weight
     projecting = element * (4 * F + D)  # gate-up beside the last one's, from rows gathered
     weighing = element * 2 * F + (copy + FP32) * D
     return routed + FP32 * D + last + max(projecting, _gated(F, element, copy), weighing)

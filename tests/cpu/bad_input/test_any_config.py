@@ -62,7 +62,7 @@ ROPES = st.fixed_dictionaries(
 )
 BOUNDED = settings(
     max_examples=120,
-    deadline=2000,
+    deadline=None,  # nothing asserts on the clock
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -44,7 +44,7 @@ ridgeline train configs:finetune_demo --data chats.jsonl
 ridgeline train --out run --resume
 ridgeline train demo --data book.txt --tokens 1000000 --dry-run
 ridgeline train demo --data book.txt --minutes 10 --lora 16 --out run
-ridgeline train demo --data book.txt --steps 1000 --devices 4 --restarts 3 --out run
+ridgeline train demo --data book.txt --steps 1000 --devices 4 --restarts 3
 ridgeline train --merge run --out merged"""
 MAIN_FLAGS = (
     "--shape", "--tokenizer", "--device", "--data", "--sequence-length", "--out", "--resume",

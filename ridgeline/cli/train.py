@@ -48,8 +48,7 @@ ridgeline train demo --data book.txt --steps 1000 --devices 4 --restarts 3
 ridgeline train --merge run --out merged"""
 MAIN_FLAGS = (
     "--shape", "--tokenizer", "--device", "--data", "--sequence-length", "--out", "--resume",
-    "--dry-run", "--steps", "--minutes", "--tokens", "--batch", "--precision", "--lr", "--lora",
-    "--devices", "--layout",
+    "--dry-run", "--steps", "--minutes", "--batch", "--precision", "--lr", "--lora", "--devices",
 )  # fmt: skip
 
 __all__ = ["EXAMPLE", "MAIN_FLAGS", "add_arguments", "exit_code", "render", "run"]

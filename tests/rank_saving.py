@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rank_work import LENGTH, joined, sequences, whole_model
+from packed import joined
+from rank_work import LENGTH, sequences, whole_model
 from torch import Tensor
 
 from ridgeline.models import Transformer

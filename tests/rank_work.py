@@ -7,7 +7,7 @@ from types import MethodType
 from typing import Any
 
 import torch
-from packed import draw, pack
+from packed import draw, joined, pack
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
@@ -47,18 +47,6 @@ def sequences(count: int, vocab: int, length: int = LENGTH) -> list[PackedBatch]
         documents = draw(first, length - first, vocab=vocab, seed=number)
         made.append(pack(*documents, ignored=range(number % 3)))
     return made
-
-
-def joined(batches: list[PackedBatch]) -> PackedBatch:
-    """The same documents in one row."""
-    lengths = [len(batch.ids) for batch in batches]
-    starts = [batch.starts[:-1] + sum(lengths[:i]) for i, batch in enumerate(batches)]
-    return PackedBatch(
-        torch.cat([batch.ids for batch in batches]),
-        torch.cat([batch.targets for batch in batches]),
-        torch.cat([batch.positions for batch in batches]),
-        torch.cat([*starts, torch.tensor([sum(lengths)], dtype=torch.int32)]),
-    )
 
 
 def whole_model(config: ModelConfig) -> Transformer:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from packed import TINY
+from packed import TINY, joined
 from process_ranks import run_ranks
-from rank_work import LENGTH, hidden_beside, joined, sequences
+from rank_work import LENGTH, hidden_beside, sequences
 from test_layout_steps import TRAIN, check_steps, shape
 
 from ridgeline.errors import UsageError

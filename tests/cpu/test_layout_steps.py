@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from packed import TINY
+from packed import TINY, joined
 from process_ranks import run_ranks
-from rank_work import LENGTH, joined, sequences, steps, whole_model
+from rank_work import LENGTH, sequences, steps, whole_model
 from tiny_models import make_model, one_of_each_family
 
 from ridgeline.models import ModelConfig

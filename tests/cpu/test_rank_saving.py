@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from rank_saving import (
 from train_runs import single_thread
 
 from ridgeline.cli import main
-from ridgeline.errors import CheckpointError, UsageError
+from ridgeline.errors import CheckpointError
 from ridgeline.parallel.layout import Layout
 from ridgeline.parallel.mesh import alone
 from ridgeline.quantization import load_model
@@ -46,7 +45,6 @@ from ridgeline.training.saving.checkpoint import (
     read_state,
 )
 from ridgeline.training.saving.optimizer_files import StoredOptimizer
-from ridgeline.training.saving.rank_saver import check_saving
 
 ONE = "replicate=1"
 TINY_GQA = TINY | {"tie_word_embeddings": False}  # two KV heads
@@ -252,13 +250,6 @@ def test_many_small_files(tmp_path: Path) -> None:
     for layout in ("shard=2", ONE):
         ((run, _),) = in_layout(layout, go_on, TINY, FP32, [tmp_path / "run"])
         same_tensors(run.saved.tensors, told[0].saved.tensors)
-
-
-def test_moments_of_8_bits_are_refused() -> None:
-    config = replace(FP32, optimizer=replace(FP32.optimizer, moments="8-bit"))
-    check_saving(config, Layout())
-    with pytest.raises(UsageError, match=r"8-bit .* shard=2"):
-        check_saving(config, Layout(shard=2))
 
 
 def test_older_states_have_no_layout(tmp_path: Path) -> None:

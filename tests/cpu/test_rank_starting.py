@@ -141,7 +141,7 @@ def children_of(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def wait_for(is_there: Callable[[], bool], seconds: float = 60) -> None:
+def wait_for(is_there: Callable[[], bool], seconds: float = 600) -> None:
     end = time.monotonic() + seconds
     while not is_there():
         assert time.monotonic() < end, "it did not come"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from packed import BATCHES, FP32, draw, pack, tiny
+from packed import BATCHES, FP32, draw, joined, pack, tiny
 from tiny_models import one_of_each_family
 from torch import Tensor
 
@@ -27,18 +27,6 @@ from ridgeline.training.schedule import Counters, learning_rate, share_done
 from ridgeline.training.stepping.gradients import GradientSum
 from ridgeline.training.stepping.ops import KERNELS, PlainOps, TrainingOps
 from ridgeline.training.stepping.step import Trainer
-
-
-def whole(batches: list[PackedBatch]) -> PackedBatch:
-    """The same documents in one row."""
-    lengths = [len(batch.ids) for batch in batches]
-    starts = [batch.starts[:-1] + sum(lengths[:i]) for i, batch in enumerate(batches)]
-    return PackedBatch(
-        torch.cat([batch.ids for batch in batches]),
-        torch.cat([batch.targets for batch in batches]),
-        torch.cat([batch.positions for batch in batches]),
-        torch.cat([*starts, torch.tensor([sum(lengths)], dtype=torch.int32)]),
-    )
 
 
 def check_gradients(
@@ -75,7 +63,7 @@ def test_the_gradients_of_a_batch_without_a_compiler(
 
 
 @pytest.mark.parametrize("recomputation", RECOMPUTATIONS)
-@pytest.mark.parametrize("cut", [whole, list], ids=["one-pass", "micro-batches"])
+@pytest.mark.parametrize("cut", [joined, list], ids=["one-pass", "micro-batches"])
 def test_the_gradients_of_a_batch(recomputation: Any, cut: Callable[[Any], Any]) -> None:
     batches = cut(BATCHES)
     batches = batches if isinstance(batches, list) else [batches]
@@ -255,7 +243,7 @@ def test_gradients_that_are_no_numbers_change_nothing() -> None:
 
 def test_held_out_loss_weighs_every_token_alike() -> None:
     model = tiny()
-    expected = naive_loss(model, [whole(BATCHES)]).item()
+    expected = naive_loss(model, [joined(BATCHES)]).item()
     loss = held_out_loss(Trainer(model, FP32), BATCHES)
     assert loss == pytest.approx(expected, abs=1e-5)
     assert held_out_loss(Trainer(model, FP32), []) is None

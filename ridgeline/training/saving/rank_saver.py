@@ -2,7 +2,6 @@
 and what it returns or raises is the same on every rank: each calls the same of it after the same
 step.
 
-    check_saving(config, layout)
     with RankSaver(run, rank_trainer, exporter, keep=2) as saver:
         saver.begin(state)
         saver.finished()
@@ -19,14 +18,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ridgeline.errors import UsageError
 from ridgeline.hardware.detection import available_memory
 from ridgeline.models.families import WeightPart, parts
 from ridgeline.parallel.agreeing import host_group, together
 from ridgeline.parallel.holdings import Holdings
-from ridgeline.parallel.layout import Layout
 from ridgeline.parallel.shards import whole_shapes
-from ridgeline.training.config import TrainConfig
 from ridgeline.training.ranks.rank_trainer import RankTrainer
 from ridgeline.training.saving.checkpoint import CheckpointContent, Exporter, SavedState
 from ridgeline.training.saving.deal import WEIGHT, deal
@@ -35,15 +31,6 @@ from ridgeline.training.saving.rank_files import RankWriter
 from ridgeline.training.saving.saver import ROOM_SHARE, CheckpointSaver, WrittenCheckpoint
 
 FAILED_WAIT_S = 60.0  # for a checkpoint that other ranks may have given up
-
-
-def check_saving(config: TrainConfig, layout: Layout) -> None:
-    """That what the optimizer keeps can be cut otherwise."""
-    if not layout.is_single and config.optimizer.moments == "8-bit":
-        raise UsageError(
-            f"moments in 8-bit have scales over blocks that the layout {layout.words()} would cut; "
-            "use --moments bf16"
-        )
 
 
 class RankSaver(CheckpointSaver):

@@ -1,7 +1,7 @@
 """What layouts cost on two ranks of a CPU beside what they must cost by count, and how long the
 proof of a 1B shape takes. Needs two quiet cores.
 
-    PYTHONPATH=.:tests python -m layout_speed --save results
+    PYTHONPATH=.:tests python -m layout_speed --proof
     PYTHONPATH=.:tests python -m layout_speed tensor=2 --steps 20     # one of them
 
 By count: the time of the same sequences on one device, divided by the ranks (two of them run side
@@ -16,9 +16,6 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +24,6 @@ from process_ranks import run_ranks
 from rank_work import proven, sequences, whole_model
 from torch import distributed
 
-from ridgeline.hardware import detect
 from ridgeline.models import ModelConfig
 from ridgeline.models.families import describe_hf
 from ridgeline.models.shapes import describe_shape
@@ -35,9 +31,9 @@ from ridgeline.parallel.bubbles import bubble_share
 from ridgeline.parallel.layout import Layout
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.recording import Collective, CollectiveRecorder
-from ridgeline.records import Record, Value
 from ridgeline.training.config import BatchOptions, TrainConfig
 from ridgeline.training.ranks.rank_trainer import rank_trainer, whole_tensors
+from ridgeline.training.stepping.step import Trainer
 
 SHAPE = {
     "hidden_size": 512,
@@ -60,7 +56,7 @@ def order_of(layout: Layout, count: int = SEQUENCES) -> TrainConfig:
 
 
 def step_seconds(mesh: Mesh, config: ModelConfig, count: int, num_steps: int) -> list[float]:
-    """Of each step over `count` sequences in all, and behind them what it sends."""
+    """Of each step over `count` sequences in all."""
     trainer, parts = _trainer(mesh, config, count)
     seconds = []
     for _ in range(num_steps + 2):
@@ -149,11 +145,12 @@ def measured(words: str, config: ModelConfig, num_steps: int) -> dict[str, float
 
 def unconnected(mesh: Mesh, config: ModelConfig, num_steps: int) -> list[float]:
     """As one device, while the other rank does the same."""
-    from ridgeline.training.initial import fill_initial
     from ridgeline.models import build_model
-    from ridgeline.training.stepping.step import Trainer
+    from ridgeline.training.initial import fill_initial
 
-    trainer = Trainer(fill_initial(build_model(config, torch.float32, "cpu"), seed=0), order_of(Layout()))
+    trainer = Trainer(
+        fill_initial(build_model(config, torch.float32, "cpu"), seed=0), order_of(Layout())
+    )
     parts = sequences(SEQUENCES, config.vocab_size, LENGTH)
     distributed.barrier()
     seconds = []
@@ -177,7 +174,9 @@ def main() -> None:
         model = describe_shape("llama-3.2-1b").config
         for words in ("shard=2", "tensor=2"):
             proof = run_ranks(Layout.parse(words), proven, model)[0]
-            print(json.dumps({"proof": words, "seconds": proof.seconds, "layers": proof.num_layers}))
+            print(
+                json.dumps({"proof": words, "seconds": proof.seconds, "layers": proof.num_layers})
+            )
 
 
 if __name__ == "__main__":

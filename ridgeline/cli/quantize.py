@@ -20,7 +20,7 @@ import torch
 from ridgeline.cli.options import add_flags, add_model, add_save, from_flags
 from ridgeline.cli.parser import group
 from ridgeline.cli.tables.figures import divergence_figures, figure, peak_host_bytes
-from ridgeline.cli.tables.quantize import document, render
+from ridgeline.cli.tables.quantize import document, recovery_words, render
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data.judged_text import JUDGED_WINDOW
 from ridgeline.data.text_files import read_text
@@ -268,7 +268,8 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         record = kept_record(made, hardware, result.problem, label, clocks.median)
         made["record"] = str(record.save(args.save))
     if result.problem is not None:
-        raise QualityError(advice(result))
+        trained = "" if made["recovery"] is None else f"; {recovery_words(made)}"
+        raise QualityError(advice(result) + trained)
     return made
 
 

@@ -180,6 +180,7 @@ class TrainLoop:
             self._saver,
             interruption() as stop,
         ):
+            self._saver.make_ready(self._state())
             for warning in prepared.warnings:
                 self._warn(warning)
             rows = self._crew.value_of_first(read_metrics(self._out))

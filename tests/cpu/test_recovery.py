@@ -118,6 +118,8 @@ def test_the_command(model: Path, text: Path, tmp_path: Path, capsys: Capture) -
     words = [*argv, "--recover", "0.01", "--out", str(other), *LOOSE]
     assert main(words) == 0
     assert "recovery: perplexity" in capsys.readouterr().out
+    assert main([*argv, *recover[:-1], str(tmp_path / "refused"), *LOOSE, "--max-kl", "1e-9"]) == 17
+    assert "recovery: perplexity" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,8 @@ def test_clocks_are_read() -> None:
     assert clocks.power_limit_w is None or 10 < clocks.power_limit_w < 3000
 
 
-def test_sustained_is_no_faster_than_a_burst(measured: Hardware) -> None:
+def test_sustained_is_no_faster_than_a_burst(measured: Hardware, alone: Callable[[], bool]) -> None:
+    if not alone():
+        pytest.skip("other processes slow what is measured first")
     burst = measured.ceilings["matrix_bf16"].value
     assert 0.5 * burst < measured.ceilings["matrix_bf16_sustained"].value < 1.02 * burst

@@ -44,9 +44,9 @@ def test_a_climb_on_a_small_shape(
     assert climb.rungs[0].achieved is not None
     assert climb.first_answer_s is not None
     assert ladder <= {step.name for step in climb.ladder}
-    assert climb.total is not None
     assert climb.after.figures.output_tokens_per_s > 0
-    if alone():
+    if alone():  # else nothing may be faster beyond noise
+        assert climb.total is not None, climb.headline
         assert climb.total.value >= 1.0, climb.headline
     status = main(["optimize", "--check", str(out), "--json"])
     assert status in ((0,) if alone() else (0, CHECK_FAILED_EXIT_CODE))

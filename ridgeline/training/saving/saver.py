@@ -3,9 +3,11 @@
 What is saved are the values of the moment of the save: they are copied into memory of the host that
 is kept from save to save, and a thread writes the copies. On a GPU the copy runs on a stream of its
 own beside the next forward and backward pass, and the next update waits for it on the device: the
-host never does. Where the host has no room for copies, the run waits while they are written.
+host never does. Its memory is locked beside the first steps. Where the host has no room for copies,
+the run waits while they are written.
 
     with CheckpointSaver(run, trainer, exporter, keep=2) as saver:
+        saver.make_ready(state)     # of a GPU's run: memory for copies, beside the first steps
         saver.begin(state)          # returns when the copies are made, or under way
         saver.finished()            # what was written since, or None; OutputError if it failed
         saver.wait()                # the same, when it is written
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -65,9 +67,11 @@ class HostCopies:
             self._offsets.append(self._offsets[-1] + -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT)
         self._memory = torch.empty(self._offsets[-1], dtype=torch.uint8)
         self._stream: torch.cuda.Stream | None = None
-        if any(tensor.is_cuda for tensor in tensors):
-            self._stream = torch.cuda.Stream()
-            self._is_locked = lock_pages(self._memory)
+        if (device := gpu_of(tensors)) is not None:
+            with torch.cuda.device(device):
+                self._stream = torch.cuda.Stream()
+                self._memory.zero_()  # the system hands out pages here, which holds up no GPU
+                self._is_locked = lock_pages(self._memory)
 
     @property
     def num_bytes(self) -> int:
@@ -100,6 +104,10 @@ class HostCopies:
             self._stream.synchronize()
             torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr())
             self._is_locked = False
+
+
+def gpu_of(tensors: Iterable[Tensor]) -> torch.device | None:
+    return next((tensor.device for tensor in tensors if tensor.is_cuda), None)
 
 
 def lock_pages(memory: Tensor) -> bool:
@@ -149,9 +157,23 @@ class CheckpointSaver:
         self._exporter = exporter
         self._keep = keep
         self._copies: HostCopies | None = None
+        self._making: Future[HostCopies] | None = None  # beside the first steps
         self._writing: Future[WrittenCheckpoint] | None = None
         self._device_copy: DeviceCopy | None = None
         self._stall_s = 0.0  # of the one being written
+
+    def make_ready(self, state: SavedState) -> None:
+        """Of a GPU's run: begin to make memory for copies, which takes seconds where it is large.
+        A CPU's steps would only be slower meanwhile.
+        """
+        tensors = list(self._content(state).tensors())
+        if gpu_of(tensors) is None:
+            return
+        self.waits = not self._has_room(sum(tensor.nbytes for tensor in tensors))
+        if not self.waits:
+            pool = ThreadPoolExecutor(1, "checkpoint-memory")
+            self._making = pool.submit(HostCopies, tensors)
+            pool.shutdown(wait=False)
 
     def begin(self, state: SavedState) -> None:
         """Save what the run is now."""
@@ -188,6 +210,7 @@ class CheckpointSaver:
 
     def _copied(self, content: CheckpointContent) -> tuple[CheckpointContent, DeviceCopy | None]:
         tensors = list(content.tensors())
+        self._take_made()
         if self._copies is None and not self.waits:
             self.waits = not self._has_room(sum(tensor.nbytes for tensor in tensors))
             if not self.waits:
@@ -201,6 +224,11 @@ class CheckpointSaver:
             weights=[(name, next(values)) for name, _ in content.weights],
             optimizer=[(name, next(values)) for name, _ in content.optimizer],
         ), device_copy
+
+    def _take_made(self) -> None:
+        making, self._making = self._making, None
+        if making is not None:
+            self._copies = making.result()
 
     def _write(
         self, content: CheckpointContent, copy: DeviceCopy | None,
@@ -251,5 +279,7 @@ class CheckpointSaver:
         if self._writing is not None and not isinstance(error, KeyboardInterrupt):
             with suppress(TimeoutError):
                 self._writing.exception(None if error is None else self.failed_wait_s)
+        with suppress(Exception):  # it was not needed
+            self._take_made()
         if self._copies is not None and (self._writing is None or self._writing.done()):
             self._copies.close()

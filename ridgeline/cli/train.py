@@ -173,6 +173,7 @@ def run_on(
         "num_saves": outcome.num_saves,
         "stall_s": outcome.stall_s,
         "stall_share": outcome.stall_share,
+        "communication": outcome.communication,
         "warnings": outcome.warnings,
         "layout": config.layout.words(),
         "proof": None if proof is None else asdict(proof),

@@ -102,10 +102,12 @@ ROOMS = {
         "mesh",
         "collectives",
         "recording",
+        "exposed",
         "agreeing",
     ],
     "profiling": [
         "printing",
+        "collective_rows",
         "roofline",
         "tracing",
         "predicting",

@@ -83,10 +83,29 @@ def test_ranks_learn_what_one_device_learns(
         )  # fmt: skip
     assert told["layout"] == "shard=2"
     assert told["proof"]["num_layers"] == 2
+    check_waits(told["communication"], out)
     assert losses(out)[:2] == pytest.approx(losses(alone), rel=1e-5)
     assert (out / "logs" / "rank-1.log").is_file()
     assert onward["layout"] == "replicate=1"
     assert onward["steps"] == 3
+
+
+def check_waits(waits: dict[str, Any], out: Path) -> None:
+    """What ranks wait for stands in the result, in the run's metrics and on its page."""
+    rows = read_metrics(out)
+    (measured,) = (row for row in rows if "collectives" in row)
+    assert measured == {"step": 2, **waits}
+    kinds = {(each["kind"], each["over"]): each for each in waits["collectives"]}
+    assert kinds.keys() >= {("all-gather", "shard"), ("reduce-scatter", "shard")}
+    for each in kinds.values():
+        assert 0 < each["least_s"] <= each["exposed_s"] <= each["most_s"] < waits["measured_step_s"]
+    assert waits["exposed_s"] == pytest.approx(sum(e["exposed_s"] for e in kinds.values()))
+    assert waits["exposed_s"] < waits["measured_step_s"]
+    page = (out / "report.html").read_text()
+    assert "ranks wait for each other" in page
+    assert "reduce-scatter" in page
+    speeds = [row["tokens_per_s"] for row in rows if "tokens_per_s" in row]
+    assert max(speeds) < 1e5  # no step is read with another's time
 
 
 @pytest.mark.slow

@@ -150,14 +150,17 @@ class CollectiveClock(CollectiveRecorder):
                 before.start()
             self._running = before
 
-    def timed(self) -> list[TimedCollective]:
-        """What was waited for longest comes first."""
+    def timed(self, num_steps: int = 1) -> list[TimedCollective]:
+        """Of one of so many steps. What was waited for longest comes first."""
         result = []
         for each in self.totals():
             watch = self._watches.get(each.key)
-            seconds = None if watch is None or each.key in self._hidden else watch.seconds()
-            fields = (each.kind, each.over, each.num_ranks, each.count, each.num_bytes)
-            result.append(TimedCollective(*fields, seconds))
+            is_known = watch is not None and each.key not in self._hidden
+            seconds = watch.seconds() / num_steps if watch is not None and is_known else None
+            count, num_bytes = each.count // num_steps, each.num_bytes // num_steps
+            result.append(
+                TimedCollective(each.kind, each.over, each.num_ranks, count, num_bytes, seconds)
+            )
         return sorted(result, key=lambda each: -(each.exposed_s or 0.0))
 
 

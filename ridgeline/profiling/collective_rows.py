@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ridgeline.hardware.units import human, human_bytes
+from ridgeline.profiling.drawing import Column, Markup, table
 
 HEADINGS = ("in a step", "over", "ranks", "times", "message bytes", "sent", "waited for", "share")
 NUM_WORDS = 2  # of the headings: words, not numbers
@@ -54,3 +55,9 @@ def waiting_sentence(waits: Mapping[str, Any]) -> str:
         f"ranks wait for each other {waits['exposed_s'] / step_s:.0%} of a step: "
         f"{', '.join(largest) or 'nothing that is known'}"
     )
+
+
+def collectives_figure(collectives: Sequence[Mapping[str, Any]], step_s: float) -> Markup:
+    """For a page."""
+    columns = [Column(name, is_number=i >= NUM_WORDS) for i, name in enumerate(HEADINGS)]
+    return table(columns, collective_rows(collectives, step_s), "Collectives of a step")

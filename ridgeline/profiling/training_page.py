@@ -12,12 +12,7 @@ from typing import Any
 
 from ridgeline.formats.files import atomic_write
 from ridgeline.hardware.units import human_bytes
-from ridgeline.profiling.collective_rows import (
-    HEADINGS,
-    NUM_WORDS,
-    collective_rows,
-    waiting_sentence,
-)
+from ridgeline.profiling.collective_rows import collectives_figure, waiting_sentence
 from ridgeline.profiling.drawing import (
     Column,
     Markup,
@@ -155,7 +150,7 @@ def _sentence(waits: Row) -> str:
 def _waits(measured: Sequence[Row]) -> Markup:
     """The newest, and how the share of a step went."""
     last = measured[-1]
-    figure = collectives_table(last["collectives"], last["measured_step_s"])
+    figure = collectives_figure(last["collectives"], last["measured_step_s"])
     if len(measured) == 1:
         return figure
     points = [(row["step"], row["exposed_s"] / row["measured_step_s"]) for row in measured]
@@ -164,11 +159,6 @@ def _waits(measured: Sequence[Row]) -> Markup:
         read=lambda value: f"{value:.0%}", from_zero=True,
     )  # fmt: skip
     return figure + curve
-
-
-def collectives_table(collectives: Sequence[Row], step_s: float) -> Markup:
-    columns = [Column(name, is_number=i >= NUM_WORDS) for i, name in enumerate(HEADINGS)]
-    return table(columns, collective_rows(collectives, step_s), "Collectives of a step")
 
 
 def _saves(saves: Sequence[Row]) -> Markup:

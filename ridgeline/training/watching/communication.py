@@ -12,14 +12,12 @@ A single device, which tells nobody anything, has no such rows.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from ridgeline.data.loading.packing import PackedBatch
-from ridgeline.parallel.exposed import over_ranks
 from ridgeline.training.ranks.crew import Crew
-from ridgeline.training.ranks.measuring import timed_collectives
+from ridgeline.training.ranks.measuring import waits_of
 from ridgeline.training.ranks.rank_trainer import RankTrainer
 from ridgeline.training.stepping.step import StepLimits, StepResult, Trainer
 
@@ -44,18 +42,15 @@ class CommunicationWatch:
         self._num_steps += 1
         if not isinstance(trainer, RankTrainer) or number % EVERY != FIRST:
             return trainer.step(batches, lr, limits)
-        began = time.perf_counter()
-        with timed_collectives(trainer) as clock:
-            result = trainer.step(batches, lr, limits)
-            assert result.loss is not None  # read: a GPU has done it now
-        own = clock.timed(), time.perf_counter() - began
-        ranks = self._crew.from_all(own)
-        step_s = max(seconds for _, seconds in ranks)
-        rows = over_ranks([timed for timed, _ in ranks])
-        exposed_s = sum(row["exposed_s"] or 0.0 for row in rows)
-        self.last = {"collectives": rows, "exposed_s": exposed_s, "measured_step_s": step_s}
+        results: list[StepResult] = []
+
+        def run() -> None:
+            results.append(trainer.step(batches, lr, limits))
+            assert results[0].loss is not None  # read: a GPU has done it now
+
+        self.last = waits_of(trainer, self._crew, run)
         self._is_new = True
-        return result
+        return results[0]
 
     def taken(self) -> dict[str, Any] | None:
         """Once, if the step that was run last was measured."""

@@ -135,7 +135,6 @@ def test_a_run_goes_on_under_any_layout(
         (("--layout", "shard=two"), "give a whole number"),
         (("--layout", "context=3"), "cannot be cut in 2 × 3 parts"),
         (("--layout", "tensor=3", "--sequence-length", "32"), "try 30 tokens"),
-        (("--layout", "pipeline=2,context=2"), "pipeline with context is not done"),
         (("--layout", "pipeline=2", "--micro-batch", "4"), "needs at least 2 micro-batches"),
         (("--prove",), "--prove proves a layout of several devices"),
     ],

@@ -34,10 +34,6 @@ def check_under_layout(config: Any) -> None:
 
 
 def _undone(config: Any) -> Iterator[tuple[str, str]]:
-    if config.layout.pipeline > 1 and config.layout.context > 1:
-        yield "pipeline with context", "use one of them"
-    if config.layout.pipeline > 1 and config.layout.expert > 1:
-        yield "pipeline with expert", "use one of them"
     if config.lora.rank is not None:
         yield "--lora", "remove it, or train on one device"
     if config.qat.is_given:

@@ -39,6 +39,7 @@ from ridgeline.parallel.bubbles import check_micro_batches
 from ridgeline.parallel.exposed import CollectiveClock
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.training.ranks.stages import StageModel
+from ridgeline.training.stepping.context import CutBatch
 from ridgeline.training.stepping.forward import ForwardPlan
 from ridgeline.training.stepping.gradient_products import DeferredGradients
 from ridgeline.training.stepping.gradients import GradientSum
@@ -198,7 +199,7 @@ def reshard(stage: StageModel) -> None:
 
 
 def stream_tokens(batch: PackedBatch, plan: ForwardPlan) -> int:
-    """Rows of the stream on this rank."""
+    """Rows of the stream on this rank, whose batches have its own tokens of each sequence."""
     shares = plan.cut.axis.size if plan.cut is not None and plan.cut.by_tokens else 1
     return len(batch.ids) // shares
 
@@ -213,6 +214,7 @@ def _filled(batch: PackedBatch, num_more: int) -> PackedBatch:
     """With a document that has no targets behind the others."""
     if num_more == 0:
         return batch
+    assert not isinstance(batch, CutBatch), "rows of sequences of one length"
     own, like = batch.ids, torch.full_like
     total = len(own) + num_more
     return PackedBatch(

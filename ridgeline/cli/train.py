@@ -188,6 +188,10 @@ def proven(wanted: bool | None, plan: PlannedRun, mesh: Mesh, progress: Progress
         if wanted:
             raise UsageError("--prove proves a layout of several devices; give --layout")
         return None
+    if plan.config.lora.rank is not None:  # whose gradients no proof compares
+        if wanted:
+            raise UsageError("--prove compares the gradients of all weights; remove it with --lora")
+        return None
     progress("proving the layout", 0, 1)
     run = prove if wanted else prove_once
     return run(plan.model, plan.config, mesh)

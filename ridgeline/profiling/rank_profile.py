@@ -36,7 +36,7 @@ from ridgeline.timing import time_loop
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.ranks.crew import Crew
 from ridgeline.training.ranks.measuring import timed_collectives, waits_of
-from ridgeline.training.ranks.rank_trainer import RankTrainer
+from ridgeline.training.ranks.rank_trainer import MeshTrainer
 from ridgeline.training.watching.utilization import Utilization
 
 
@@ -53,7 +53,7 @@ def profile_ranks(
 ) -> TrainingProfile:
     """Every rank calls it; the first one's times are shown, and what all of them waited for."""
     trainer, config = steps.trainer, situation.config
-    assert isinstance(trainer, RankTrainer), "several ranks"
+    assert isinstance(trainer, MeshTrainer), "several ranks"
     kind = "cpu" if steps.device.type == "cpu" else "cuda"
     for _ in range(WARM_UP[kind]):
         steps.step()

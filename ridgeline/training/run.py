@@ -32,8 +32,10 @@ from ridgeline.progress import Progress
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.evaluation import held_out_loss
 from ridgeline.training.prepare import PreparedRun, prepare
-from ridgeline.training.ranks.rank_trainer import RankTrainer
+from ridgeline.training.ranks.rank_trainer import MeshTrainer, RankTrainer
+from ridgeline.training.saving.adapter_files import AdapterExporter
 from ridgeline.training.saving.checkpoint import Exporter, SavedState, checkpoint_path
+from ridgeline.training.saving.first_rank_saver import FirstRankSaver
 from ridgeline.training.saving.rank_saver import RankSaver
 from ridgeline.training.saving.saver import CheckpointSaver, WrittenCheckpoint
 from ridgeline.training.schedule import Counters, learning_rate, share_done
@@ -94,6 +96,9 @@ def saver_of(prepared: PreparedRun, out: Path) -> CheckpointSaver:
     if isinstance(trainer, RankTrainer):
         assert isinstance(exporter, Exporter), "check_under_layout"
         return RankSaver(out, trainer, exporter, keep)
+    if isinstance(trainer, MeshTrainer):
+        assert isinstance(exporter, AdapterExporter), "what else is the same on all ranks"
+        return FirstRankSaver(out, trainer, exporter, keep)
     return CheckpointSaver(out, trainer, exporter, keep)
 
 

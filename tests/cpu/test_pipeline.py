@@ -106,7 +106,7 @@ def test_tokens_and_experts_are_shared_beside_it(layout: str, changes: dict[str,
     [
         ("pipeline=2,shard=2,tensor=2", {"num_hidden_layers": 3}),
         ("pipeline=2,context=2,tensor=2", {"num_hidden_layers": 3}),
-        ("pipeline=2,replicate=2,shard=2", {"num_hidden_layers": 3} | UNTIED),
+        ("pipeline=2,schedule=gpipe,replicate=2,shard=2", {"num_hidden_layers": 3} | UNTIED),
         ("pipeline=2,context=2,shard=2,expert=4", {"num_hidden_layers": 2} | EXPERTS),
         ("replicate=2,shard=2,tensor=2", {}),
         ("context=2,shard=2,tensor=2", {}),

@@ -34,8 +34,9 @@ def check_under_layout(config: Any) -> None:
 
 
 def _undone(config: Any) -> Iterator[tuple[str, str]]:
-    if config.lora.rank is not None:
-        yield "--lora", "remove it, or train on one device"
+    layout = config.layout
+    if config.lora.rank is not None and layout.size_of("data") != layout.size:
+        yield "--lora with other axes than replicate and shard", "use these"
     if config.qat.is_given:
         yield "--qat or --sparsity", "remove it, or train on one device"
     if config.distill.teacher is not None:

@@ -13,12 +13,12 @@ from typing import Any
 
 from ridgeline.parallel.exposed import CollectiveClock, Range, over_ranks
 from ridgeline.training.ranks.crew import Crew
-from ridgeline.training.ranks.rank_trainer import RankTrainer
+from ridgeline.training.ranks.rank_trainer import MeshTrainer
 
 
 @contextmanager
 def timed_collectives(
-    trainer: RankTrainer, ranged: Range = lambda name: nullcontext()
+    trainer: MeshTrainer, ranged: Range = lambda name: nullcontext()
 ) -> Iterator[CollectiveClock]:
     """`ranged` makes ranges around what is waited for, where the step is traced."""
     clock, pipeline = CollectiveClock(trainer.mesh, ranged), trainer.pipeline
@@ -33,7 +33,7 @@ def timed_collectives(
 
 
 def waits_of(
-    trainer: RankTrainer, crew: Crew, run: Callable[[], object], num_steps: int = 1
+    trainer: MeshTrainer, crew: Crew, run: Callable[[], object], num_steps: int = 1
 ) -> dict[str, Any]:
     """Of a step, in the mean over ranks; `run` does so many, and returns when they are done."""
     began = time.perf_counter()

@@ -33,13 +33,18 @@ if TYPE_CHECKING:  # torch's pipelines take seconds to import
     from ridgeline.training.ranks.pipeline import Pipeline
 
 
-class RankTrainer(Trainer):
-    """With what it takes to find each parameter's place in the whole."""
+class MeshTrainer(Trainer):
+    """One of several ranks."""
 
     mesh: Mesh
+    pipeline: Pipeline | None = None
+
+
+class RankTrainer(MeshTrainer):
+    """With what it takes to find each parameter's place in the whole."""
+
     local: LocalModel
     whole: ModelConfig  # of the model of which this is a part
-    pipeline: Pipeline | None = None
 
     def _run(self, batches: Sequence[PackedBatch], seed: float) -> tuple[Tensor, dict[str, Tensor]]:
         if self.pipeline is None:

@@ -18,7 +18,7 @@ from typing import Any
 from ridgeline.data.loading.packing import PackedBatch
 from ridgeline.training.ranks.crew import Crew
 from ridgeline.training.ranks.measuring import waits_of
-from ridgeline.training.ranks.rank_trainer import RankTrainer
+from ridgeline.training.ranks.rank_trainer import MeshTrainer
 from ridgeline.training.stepping.step import StepLimits, StepResult, Trainer
 
 FIRST, EVERY = (
@@ -40,7 +40,7 @@ class CommunicationWatch:
         """All ranks measure the same steps."""
         trainer, number = self._trainer, self._num_steps
         self._num_steps += 1
-        if not isinstance(trainer, RankTrainer) or number % EVERY != FIRST:
+        if not isinstance(trainer, MeshTrainer) or number % EVERY != FIRST:
             return trainer.step(batches, lr, limits)
         results: list[StepResult] = []
 

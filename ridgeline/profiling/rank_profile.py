@@ -16,12 +16,14 @@ from torch.profiler import record_function
 
 from ridgeline.capture import no_garbage_collection
 from ridgeline.data.loading.packing import PackedBatch
+from ridgeline.hardware import Hardware
 from ridgeline.models import ModelConfig
 from ridgeline.parallel.degrees import rank_config
 from ridgeline.parallel.exposed import AT_WORK
 from ridgeline.profiling.collective_rows import waiting_sentence
-from ridgeline.profiling.placing import LARGE_WAIT, StepVerdict, place
+from ridgeline.profiling.placing import LARGE_WAIT, PlacedOp, StepVerdict, place
 from ridgeline.profiling.predicting.training_next import TrainingSituation
+from ridgeline.profiling.tracing.division import OpTime
 from ridgeline.profiling.tracing.tracing import traced
 from ridgeline.profiling.tracing.training_division import divide_training, marked_update
 from ridgeline.profiling.tracing.training_trace import WAITED, StepOwners
@@ -79,7 +81,7 @@ def profile_ranks(
         f"{config.batch.size} x {config.data.sequence_length} tokens",
         timing,
         division,
-        tuple(place(op, None, timing.median_s, situation.hardware) for op in division.ops),
+        tuple(placed(op, timing.median_s, situation.hardware) for op in division.ops),
         None,
         None,
         StepVerdict("communication" if share >= LARGE_WAIT else "unknown", sentence),
@@ -91,6 +93,11 @@ def profile_ranks(
         document,
         waits,
     )
+
+
+def placed(op: OpTime, step_s: float, hardware: Hardware) -> PlacedOp:
+    result = place(op, None, step_s, hardware)
+    return replace(result, verdict="communication") if op.part == "communication" else result
 
 
 def steps_of(steps: TrainingSteps, count: int) -> None:

@@ -123,15 +123,18 @@ LORA = ("--lora", "4", "--precision", "fp32", "--save-every", "2", "--schedule",
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("--moments", "8-bit")], ids=["fp32", "8-bit moments"])
 def test_a_run_goes_on_under_other_layouts(
-    model: Path, text: Path, tmp_path: Path, capsys: Capture
+    more: tuple[str, ...], model: Path, text: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     """Saved by two ranks, gone on with by two others and by one device; PEFT's files the same."""
     alone_out, out = tmp_path / "alone", tmp_path / "run"
     onward = ("train", "--out", str(out), "--resume", "--device", "cpu")
     with single_thread():
-        trained(capsys, *words(model, text, alone_out, *LORA, "--steps", "6"))
-        first = on_ranks(*words(model, text, out, *LORA, "--steps", "2", "--layout", "shard=2"))
+        trained(capsys, *words(model, text, alone_out, *LORA, *more, "--steps", "6"))
+        first = on_ranks(
+            *words(model, text, out, *LORA, *more, "--steps", "2", "--layout", "shard=2")
+        )
         on_ranks(*onward, "--steps", "4", "--layout", "replicate=2")
         trained(capsys, *onward, "--steps", "6", "--devices", "1")
     assert first["communication"] is not None

@@ -45,5 +45,5 @@ def _undone(config: Any) -> Iterator[tuple[str, str]]:
         yield "--graphs", "remove it"
     if config.precision.startswith("fp8"):
         yield f"--precision {config.precision}", "use bf16"
-    if config.optimizer.moments == "8-bit":
+    if config.optimizer.moments == "8-bit" and config.lora.rank is None:
         yield "--moments 8-bit, whose scales belong to whole tensors,", "use bf16"

@@ -252,14 +252,16 @@ def preview(plan: PlannedRun, progress: Progress) -> dict[str, Any]:
     }
 
 
-def collectives_of(plan: PlannedRun) -> list[dict[str, Any]] | None:
-    """Of the first rank, in a step."""
-    if plan.config.layout.pipeline > 1:
-        return None
+def collectives_of(plan: PlannedRun) -> list[dict[str, Any]]:
+    """In a step, of the first rank; of a pipeline's first and last one it is the one that sends
+    more.
+    """
     from ridgeline.training.ranks.at_scale import step_at_scale  # torch's fakes take a second
 
-    step = step_at_scale(plan.model, plan.config)
-    return [asdict(each) | {"sent_bytes": each.sent_bytes} for each in step.collectives]
+    ends = {0, plan.config.layout.group(0, "pipeline")[-1]}
+    steps = [step_at_scale(plan.model, plan.config, rank) for rank in sorted(ends)]
+    most = max(steps, key=lambda step: sum(each.sent_bytes for each in step.collectives))
+    return [asdict(each) | {"sent_bytes": each.sent_bytes} for each in most.collectives]
 
 
 def merged(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:

@@ -54,10 +54,12 @@ def local_config(config: ModelConfig, mesh: Mesh) -> ModelConfig:
     return rank_config(config, mesh.layout.tensor)
 
 
-def local_model(config: ModelConfig, mesh: Mesh, dtype: torch.dtype) -> LocalModel:
-    """Allocated and not yet written."""
+def local_model(
+    config: ModelConfig, mesh: Mesh, dtype: torch.dtype, holdings: Holdings | None = None
+) -> LocalModel:
+    """Allocated and not yet written. `holdings` are those of the layout, if no others are given."""
     check_experts(config, mesh.layout)
-    holdings = Holdings(config, mesh.layout)
+    holdings = holdings or Holdings(config, mesh.layout)
     own = local_config(config, mesh)
     stages: tuple[StageModel, ...] = ()
     with torch.device("meta"):

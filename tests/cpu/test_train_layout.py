@@ -154,16 +154,27 @@ def test_what_does_not_go_together(
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("layout", "kinds"),
+    [
+        (
+            "shard=2,tensor=2",
+            {("all-gather", "shard"), ("reduce-scatter", "shard"), ("all-gather", "tensor")},
+        ),
+        ("pipeline=2", {("send", "pipeline"), ("receive", "pipeline")}),
+    ],
+)
 def test_a_dry_run_tells_what_ranks_send(
-    model: Path, text: Path, tmp_path: Path, capsys: Capture
+    layout: str,
+    kinds: set[tuple[str, str]],
+    model: Path,
+    text: Path,
+    tmp_path: Path,
+    capsys: Capture,
 ) -> None:
-    argv = words(
-        model, text, tmp_path / "run", "--layout", "shard=2,tensor=2", "--micro-batch", "1"
-    )
+    argv = words(model, text, tmp_path / "run", "--layout", layout, "--micro-batch", "1")
     told = trained(capsys, *argv, "--dry-run")
-    assert told["layout"] == "shard=2,tensor=2"
-    assert {(each["kind"], each["over"]) for each in told["collectives"]} >= {
-        ("all-gather", "shard"), ("reduce-scatter", "shard"), ("all-gather", "tensor"),
-    }  # fmt: skip
+    assert told["layout"] == layout
+    assert {(each["kind"], each["over"]) for each in told["collectives"]} >= kinds
     assert told["prediction"] is None
     assert not (tmp_path / "run").exists()

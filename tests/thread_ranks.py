@@ -27,7 +27,7 @@ from ridgeline.engine.loading.loading import load_from
 from ridgeline.engine.local import ranks
 from ridgeline.errors import HardwareError
 from ridgeline.models import Transformer
-from ridgeline.parallel.group import Group, Reduction
+from ridgeline.parallel.inference.group import Group, Reduction
 from ridgeline.recipe import Parallel, Recipe
 
 PATIENCE_S = 20.0  # a rank that waits longer waits for nobody

@@ -5,6 +5,11 @@ was predicted of it. profile.py has the command.
 from __future__ import annotations
 
 import argparse
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,18 +17,24 @@ from typing import Any
 
 from ridgeline.cli.options import add_some_flags, dest_of, from_flags, given_flags
 from ridgeline.cli.parser import group
+from ridgeline.cli.starting import RanksError, RankStart, start_ranks
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import UsageError
 from ridgeline.formats.fields import dotted_fields, flag_of
-from ridgeline.hardware import Hardware, detect
+from ridgeline.hardware import Hardware, detect, load_cached
 from ridgeline.hardware.clocks import ClockSampler
 from ridgeline.hardware.detection import available_memory
 from ridgeline.kernels import host_library
 from ridgeline.kernels.ceilings import measure
 from ridgeline.models.shapes import check_one
+from ridgeline.parallel.layout import Layout
+from ridgeline.parallel.mesh import Mesh
+from ridgeline.parallel.starting.options import StartOptions
+from ridgeline.parallel.starting.order import layout_for
 from ridgeline.profiling.predicting.training_next import TrainingSituation
 from ridgeline.profiling.predicting.training_work import planned_step, training_work
 from ridgeline.profiling.profile_page import write_page
+from ridgeline.profiling.rank_profile import profile_ranks, rank_batches
 from ridgeline.profiling.tracing.tracing import save_trace
 from ridgeline.profiling.training_profile import (
     TrainingProfile,
@@ -39,8 +50,11 @@ from ridgeline.training.choices import with_usual
 from ridgeline.training.config import DataOptions, TrainConfig, with_auto
 from ridgeline.training.memory.plan import plan_training
 from ridgeline.training.prepare import check_length
+from ridgeline.training.ranks.crew import Crew
+from ridgeline.training.ranks.joining import joined_run
 from ridgeline.training.starting_model import StartingModel, untokenized_source
 from ridgeline.training.stepping.precision import check_precision
+from ridgeline.training.stepping.step import Trainer
 from ridgeline.version import __version__
 
 FIELDS = (  # of a TrainConfig, that a single step has; a batch is profile's own flag
@@ -49,11 +63,20 @@ FIELDS = (  # of a TrainConfig, that a single step has; a batch is profile's own
 )  # fmt: skip
 SHARED = ("--deterministic", "--no-deterministic")  # a recipe's flag, and a run's
 OF_ENGINE = ("context", "prefill", "counters")
+FILES = ("trace", "html", "save")
 STEPS = {"cpu": 3, "gpu": 10}
 
 
 def add_training_flags(parser: argparse.ArgumentParser) -> None:
-    add_some_flags(group(parser, "training, with --train"), TrainConfig, FIELDS)
+    own = group(parser, "training, with --train")
+    add_some_flags(own, TrainConfig, FIELDS)
+    add_some_flags(own, StartOptions, ("devices",))
+    own.add_argument(
+        "--layout",
+        metavar="WHAT",
+        help="how the step is spread over devices: shard=2,tensor=2, or a JSON file",
+    )
+    parser.set_defaults(resume=False, dry_run=False)  # of a run, whose ranks start as these do
 
 
 def check_training(args: argparse.Namespace) -> None:
@@ -79,14 +102,18 @@ def check_training(args: argparse.Namespace) -> None:
 
 
 def check_no_training(args: argparse.Namespace) -> None:
+    for name in ("layout", "devices"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"--{name} is for training steps; add --train, or remove it")
     for name, entry in dotted_fields(TrainConfig).items():
         if name in FIELDS and getattr(args, dest_of(TrainConfig, name)) is not None:
             flag = f"--{flag_of(entry)}"
             raise UsageError(f"{flag} is for training steps; add --train, or remove it")
 
 
-def ordered_step(args: argparse.Namespace) -> TrainConfig:
-    config = from_flags(args, TrainConfig, TrainConfig(model=args.model, shape=args.shape))
+def ordered_step(args: argparse.Namespace, layout: Layout) -> TrainConfig:
+    base = TrainConfig(model=args.model, shape=args.shape)
+    config = replace(from_flags(args, TrainConfig, base), layout=layout)
     if config.lora.rank is not None and config.shape is not None:
         raise UsageError("--lora goes with a model; random weights of --shape need all of theirs")
     return config
@@ -99,9 +126,11 @@ class PlannedProfile:
     situation: TrainingSituation
 
 
-def planned_profile(args: argparse.Namespace, progress: Progress) -> PlannedProfile:
-    hardware = detect(args.device)
-    config = with_auto(ordered_step(args), hardware.device)
+def planned_profile(
+    args: argparse.Namespace, start: RankStart, mesh: Mesh, progress: Progress
+) -> PlannedProfile:
+    hardware = detect(start.device)
+    config = with_auto(ordered_step(args, start.layout), hardware.device)
     check_precision(config.precision, hardware.device)
     source = untokenized_source(config, progress)
     model = source.description.config
@@ -109,16 +138,20 @@ def planned_profile(args: argparse.Namespace, progress: Progress) -> PlannedProf
         length = min(config.data.sequence_length, model.max_context)
         config = replace(config, data=DataOptions(sequence_length=length))
     check_length(config, model)
-    method, free_bytes = source.method(config, hardware.device), available_memory(hardware.device)
+    method = source.method(config, hardware.device)
+    free_bytes = mesh.agreed(available_memory(hardware.device), "min")
     plan = plan_training(model, config, hardware.device, free_bytes, method)
     config = with_usual(plan.config)
-    documents = [config.data.sequence_length] * config.batch.size
+    documents = [config.data.sequence_length] * config.own_sequences
     step = planned_step(model, config, hardware.device, documents, method)
     units = {f"matrix_{op.units}" for op in training_work(step) if op.units is not None}
     units |= {"matrix_fp32", "matrix_bf16", "read_bandwidth"}
     if hardware.device_type != "cpu":
         units |= {"matrix_tf32", "matrix_fp8", "eager_launch"}
-    hardware = measure(hardware, units, progress)
+    if mesh.is_first:  # the others have nothing to do meanwhile
+        hardware = measure(hardware, units, progress)
+    mesh.agreed(0)
+    hardware = load_cached(hardware)
     situation = TrainingSituation(
         model, config, hardware.device, hardware, documents, free_bytes, method
     )
@@ -127,33 +160,88 @@ def planned_profile(args: argparse.Namespace, progress: Progress) -> PlannedProf
 
 def run_training(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     check_training(args)
+    layout = None if args.layout is None else Layout.parse(args.layout)
+    ordered_step(args, layout_for(layout, args.devices))  # which refuses before ranks are started
+    with logs_of_ranks() as folder:
+        start = start_ranks(args, from_flags(args, StartOptions), layout, folder)
+    with joined_run(start.layout, start.device, start.pulse) as mesh:
+        return profiled(args, start, mesh, terminal)
+
+
+@contextmanager
+def logs_of_ranks() -> Iterator[Path]:
+    """A folder that stays where a rank has failed, and its log says more."""
+    folder = Path(tempfile.mkdtemp(prefix="ridgeline-profile-"))
+    try:
+        yield folder
+    except RanksError:
+        raise
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    shutil.rmtree(folder)
+
+
+def profiled(
+    args: argparse.Namespace, start: RankStart, mesh: Mesh, terminal: Terminal
+) -> dict[str, Any]:
+    """As one of the ranks, or as the only one."""
     with terminal.progress() as progress:
-        plan = planned_profile(args, progress)
+        plan = planned_profile(args, start, mesh, progress)
         hardware, config = plan.situation.hardware, plan.config
         if hardware.device_type == "cpu":
             host_library.prepare(progress)
-        trainer = plan.source.trainer(config, hardware.device, None, progress)
-        length = config.data.sequence_length
-        batches = random_batches(plan.situation.model, config.batch, length, hardware.device)
-        steps = TrainingSteps(trainer, batches, hardware.device)
+        trainer = plan.source.trainer(config, hardware.device, None, progress, mesh)
         num_steps = args.steps or STEPS["cpu" if hardware.device_type == "cpu" else "gpu"]
         progress("profiling", 0, 1)
         with ClockSampler(hardware) as clocks:
-            profile = profile_training(steps, plan.situation, num_steps=num_steps)
+            profile = profile_of(trainer, plan.situation, mesh, num_steps)
         progress("profiling", 1, 1)
+    return written(args, plan, profile, clocks, mesh)
+
+
+def profile_of(
+    trainer: Trainer, situation: TrainingSituation, mesh: Mesh, num_steps: int
+) -> TrainingProfile:
+    config, device = situation.config, situation.device
+    if mesh.layout.is_single:
+        length = config.data.sequence_length
+        batches = random_batches(situation.model, config.batch, length, device)
+        steps = TrainingSteps(trainer, batches, device)
+        return profile_training(steps, situation, num_steps=num_steps)
+    crew = Crew(mesh, config)
+    steps = TrainingSteps(trainer, rank_batches(crew, situation.model, config), device)
+    return profile_ranks(steps, situation, crew, num_steps=num_steps)
+
+
+def written(
+    args: argparse.Namespace,
+    plan: PlannedProfile,
+    profile: TrainingProfile,
+    clocks: ClockSampler,
+    mesh: Mesh,
+) -> dict[str, Any]:
+    """The document, and what the flags want of it in files: the first rank's."""
+    hardware, config = plan.situation.hardware, plan.situation.config
     notes: list[str] = []
-    if args.trace is not None:
-        left = save_trace([profile.document], args.trace)
+    if not mesh.layout.is_single:
+        notes.append(
+            f"times are those of rank 0 of {mesh.layout.size}, what is waited for is the mean over "
+            "all; speed is not predicted under a layout"
+        )
+    files = {name: getattr(args, name) if mesh.is_first else None for name in FILES}
+    if files["trace"] is not None:
+        left = save_trace([profile.document], files["trace"])
         notes += [f"{args.trace}: {left}"] if left else []
     result = training_document(described(args, config), profile, hardware, notes)
-    if args.html is not None:
-        write_page(result, args.html)
-    files = {name: getattr(args, name) for name in ("trace", "html")}
+    if files["html"] is not None:
+        write_page(result, files["html"])
     result |= {name: None if path is None else str(path) for name, path in files.items()}
     result["record"] = None
-    if args.save is not None:
+    if files["save"] is not None:
         record = as_training_record(result, profile, hardware, clocks)
-        result["record"] = str(record.save(args.save))
+        result["record"] = str(record.save(files["save"]))
+    del result["save"]
     return result
 
 
@@ -164,6 +252,8 @@ def described(args: argparse.Namespace, config: TrainConfig) -> dict[str, Any]:
         f"{config.batch.micro} in a pass",
         f"recomputation {config.recomputation}",
     ]
+    if not config.layout.is_single:
+        words.append(f"layout {config.layout.words()}")
     if config.lora.rank is not None:
         words.append(f"adapters of rank {config.lora.rank}")
     return {
@@ -171,6 +261,7 @@ def described(args: argparse.Namespace, config: TrainConfig) -> dict[str, Any]:
         "loop": "training",
         "form": ", ".join(words),
         "precision": config.precision,
+        "layout": config.layout.words(),
         "assumed": "Gains are of tokens/s in steps of this size; whether the loss stays the same "
         "is not judged.",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -192,6 +283,14 @@ def as_training_record(
         values[f"training_{part.replace('-', '_')}"] = Value(seconds, "s")
     if profile.predicted is not None:
         values["predicted_step"] = Value(profile.predicted.step_s, "s")
+    waits = profile.communication
+    for each in () if waits is None else waits["collectives"]:
+        name = f"{each['kind']}_over_{each['over']}".replace("-", "_").replace(" × ", "_")
+        values[f"{name}_bytes"] = Value(each["num_bytes"], "B")
+        if each["exposed_s"] is not None:
+            values[f"{name}_exposed"] = Value(each["exposed_s"], "s")
     name = f"profile-training-{Path(result['model']).name}-{result['precision']}"
+    if waits is not None:
+        name += "-" + re.sub(r"[^a-z0-9]+", "-", result["layout"])
     notes = [result["form"], *result["notes"]]
     return Record.create(name, hardware, values, notes=notes, clocks=clocks.median)

@@ -173,6 +173,7 @@ def run_on(
         "num_saves": outcome.num_saves,
         "stall_s": outcome.stall_s,
         "stall_share": outcome.stall_share,
+        "communication": outcome.communication,
         "warnings": outcome.warnings,
         "layout": config.layout.words(),
         "proof": None if proof is None else asdict(proof),
@@ -186,6 +187,10 @@ def proven(wanted: bool | None, plan: PlannedRun, mesh: Mesh, progress: Progress
     if mesh.layout.is_single or wanted is False:
         if wanted:
             raise UsageError("--prove proves a layout of several devices; give --layout")
+        return None
+    if plan.config.lora.rank is not None:  # whose gradients no proof compares
+        if wanted:
+            raise UsageError("--prove compares the gradients of all weights; remove it with --lora")
         return None
     progress("proving the layout", 0, 1)
     run = prove if wanted else prove_once
@@ -247,14 +252,16 @@ def preview(plan: PlannedRun, progress: Progress) -> dict[str, Any]:
     }
 
 
-def collectives_of(plan: PlannedRun) -> list[dict[str, Any]] | None:
-    """Of the first rank, in a step."""
-    if plan.config.layout.pipeline > 1:
-        return None
+def collectives_of(plan: PlannedRun) -> list[dict[str, Any]]:
+    """In a step, of the first rank; of a pipeline's first and last one it is the one that sends
+    more.
+    """
     from ridgeline.training.ranks.at_scale import step_at_scale  # torch's fakes take a second
 
-    step = step_at_scale(plan.model, plan.config)
-    return [asdict(each) | {"sent_bytes": each.sent_bytes} for each in step.collectives]
+    ends = {0, plan.config.layout.group(0, "pipeline")[-1]}
+    steps = [step_at_scale(plan.model, plan.config, rank) for rank in sorted(ends)]
+    most = max(steps, key=lambda step: sum(each.sent_bytes for each in step.collectives))
+    return [asdict(each) | {"sent_bytes": each.sent_bytes} for each in most.collectives]
 
 
 def merged(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:

@@ -23,12 +23,12 @@ dist: Any = distributed
 Result = TypeVar("Result")
 
 
-def host_group(mesh: Mesh) -> Axis | None:
+def host_group(mesh: Mesh, patience_s: float = STEP_S) -> Axis | None:
     """One more group of all ranks; every rank calls it. None: this rank is alone."""
     if mesh.layout.is_single:
         return None
     ranks = range(mesh.layout.size)
-    group = dist.new_group(list(ranks), backend="gloo", timeout=timedelta(seconds=STEP_S))
+    group = dist.new_group(list(ranks), backend="gloo", timeout=timedelta(seconds=patience_s))
     return Axis("all", ranks, mesh.rank, group)
 
 

@@ -71,6 +71,7 @@ class Part:
 class Holdings:
     config: ModelConfig
     layout: Layout
+    layers_of_stages: tuple[range, ...] | None = None  # None: cut by what layers cost
 
     def of(self, name: str, shape: Sequence[int], rank: int) -> Part | None:
         """None: the parameter is on another stage."""
@@ -145,6 +146,8 @@ class Holdings:
     @cached_property
     def stages(self) -> tuple[range, ...]:
         """Which layers each stage has."""
+        if self.layers_of_stages is not None:
+            return self.layers_of_stages
         if self.layout.num_stages == 1:
             return (range(self.config.num_layers),)
         costs = [layer_flops(self.config, layer) for layer in self.config.layers]

@@ -36,6 +36,8 @@ KINDS = {
     "recv_any_source_": "receive",
 }
 
+Key = tuple[str, str, int]  # kind, over, number of ranks
+
 
 @dataclass(frozen=True)
 class Collective:
@@ -48,7 +50,7 @@ class Collective:
     num_bytes: int  # of the whole message: what goes in, or comes out where that is more
 
     @property
-    def key(self) -> tuple[str, str, int]:
+    def key(self) -> Key:
         return self.kind, self.over, self.num_ranks
 
     @property
@@ -63,11 +65,11 @@ class CollectiveRecorder(TorchDispatchMode):
     def __init__(self, mesh: Mesh) -> None:
         super().__init__()
         self._names: dict[str, str] = {}
-        for name, each in mesh.axes.items():
+        for name, each in tuple(mesh.axes.items()):
             if each.group is not None:  # one group may be that of several names: the axis is first
-                self._names.setdefault(each.group.group_name, name)
-        self._counts: Counter[tuple[str, str, int]] = Counter()
-        self._bytes: Counter[tuple[str, str, int]] = Counter()
+                self._names.setdefault(each.group.group_name, axis_words(name, mesh))
+        self._counts: Counter[Key] = Counter()
+        self._bytes: Counter[Key] = Counter()
 
     def __torch_dispatch__(
         self,
@@ -80,9 +82,9 @@ class CollectiveRecorder(TorchDispatchMode):
             self._record(func._schema.name.removeprefix("c10d::"), args)
         return func(*args, **(kwargs or {}))
 
-    def _record(self, name: str, args: Sequence[Any]) -> None:
+    def _record(self, name: str, args: Sequence[Any]) -> Key | None:
         if name not in KINDS:
-            return
+            return None
         tensors: list[int] = []
         group = None
         for each in args:
@@ -97,11 +99,20 @@ class CollectiveRecorder(TorchDispatchMode):
         if key[2] > 1:
             self._counts[key] += 1
             self._bytes[key] += max(tensors)
+        return key
 
     def totals(self) -> list[Collective]:
         """The largest first."""
         totals = [Collective(*key, count, self._bytes[key]) for key, count in self._counts.items()]
         return sorted(totals, key=lambda each: -each.sent_bytes)
+
+
+def axis_words(name: str, mesh: Mesh) -> str:
+    """Ranks with copies of the same weights are those of one axis or of two."""
+    if name != "outer":
+        return name
+    axes = [axis for axis in ("replicate", "context") if mesh.axis(axis).size > 1]
+    return " × ".join(axes)
 
 
 def _bytes_of(tensors: Sequence[Any]) -> int:

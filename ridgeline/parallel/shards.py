@@ -1,4 +1,5 @@
-"""Which part of each weight a rank holds, as it is or as codes (filling.py brings it there).
+"""Which part of each weight a rank holds, as it is or as codes (an engine's inference/filling.py
+brings it there).
 
 Fused weights are shared piece by piece: of qkv a rank has some query heads, the KV heads that these
 read, and no others; of gate-up the same columns of both.

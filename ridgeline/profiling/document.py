@@ -34,6 +34,7 @@ TRAINING_PARTS = {  # of a training step
     "loss": "passes over the head's logits",
     "element-wise": "norms, rotations, activations, embeddings, codes",
     "optimizer": "the gradients' norm, and AdamW's pass",
+    "communication": "between ranks, and waiting for the slowest, where nothing else runs",
     "copies": "between host and device, between dtypes",
     "host": "between kernels and ops: launches, Python, autograd",
 }

@@ -11,6 +11,7 @@ from typing import Any
 
 from ridgeline.formats.files import atomic_write
 from ridgeline.hardware.units import human, percent
+from ridgeline.profiling.collective_rows import collectives_figure, waiting_sentence
 from ridgeline.profiling.document import PARTS, TRAINING_PARTS
 from ridgeline.profiling.drawing import (
     Bar,
@@ -63,6 +64,12 @@ def profile_page(document: ProfileDocument) -> str:
         Section("roofline", "Under the roofline", _roofline(document)),
         *(Section(step["phase"], step["label"], _ops(step)) for step in steps),
     ]
+    for step in steps:
+        waits = step.get("communication")
+        if waits is not None:
+            figure = collectives_figure(waits["collectives"], waits["measured_step_s"])
+            words = _capitalized(waiting_sentence(waits)) + "; means over the ranks."
+            sections.append(Section("communication", "Communication", figure, words))
     if document["gap"]:
         sections.insert(1, _gap(document))
     if document["next"]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ridgeline.formats.files import atomic_write
 from ridgeline.hardware.units import human_bytes
+from ridgeline.profiling.collective_rows import collectives_figure, waiting_sentence
 from ridgeline.profiling.drawing import (
     Column,
     Markup,
@@ -64,6 +65,11 @@ def training_page(
                 "Memory",
                 timeline([memory], "Peak of memory", "step", "GiB", from_zero=True),
             )
+        )
+    waits = [row for row in rows if "collectives" in row]
+    if waits:
+        sections.append(
+            Section("communication", "Communication", _waits(waits), _sentence(waits[-1]))
         )
     saves = [row for row in rows if "checkpoint" in row]
     if saves:
@@ -132,6 +138,27 @@ def _gradients(steps: Sequence[Row]) -> Markup:
     return timeline([norm], "Gradient norm", "step", "before clipping") + timeline(
         [rate], "Learning rate", "step", "", read=lambda value: f"{value:.2e}"
     )
+
+
+def _sentence(waits: Row) -> str:
+    return (
+        f"Step {waits['step']:,}, as it was measured: {waiting_sentence(waits)}. Times and bytes "
+        "are means over the ranks."
+    )
+
+
+def _waits(measured: Sequence[Row]) -> Markup:
+    """The newest, and how the share of a step went."""
+    last = measured[-1]
+    figure = collectives_figure(last["collectives"], last["measured_step_s"])
+    if len(measured) == 1:
+        return figure
+    points = [(row["step"], row["exposed_s"] / row["measured_step_s"]) for row in measured]
+    curve = timeline(
+        [Series("waited for others", points)], "Waiting", "step", "share of a step",
+        read=lambda value: f"{value:.0%}", from_zero=True,
+    )  # fmt: skip
+    return figure + curve
 
 
 def _saves(saves: Sequence[Row]) -> Markup:

@@ -97,6 +97,7 @@ class TrainingProfile:
     gap: tuple[GapPart, ...]
     work: Mapping[str, WorkOp]
     document: dict[str, Any] = field(repr=False)  # the trace, for a file
+    communication: Mapping[str, Any] | None = None  # of several ranks: what they waited for
 
     @property
     def step_s(self) -> float:
@@ -107,7 +108,7 @@ class TrainingProfile:
         return None if self.limit_s is None else self.limit_s / self.step_s
 
     def to_json(self) -> dict[str, Any]:
-        """As `step_json` of document.py has it, and what was predicted."""
+        """As `step_json` of document.py has it, what was predicted, and what ranks wait for."""
         division, timing, predicted = self.division, self.timing, self.predicted
         source = None if predicted is None else predicted.source
         expected = _expected(self.placed, predicted)
@@ -123,6 +124,7 @@ class TrainingProfile:
             "flops": sum(op.flops for op in self.work.values()),
             "limit_s": self.limit_s,
             "bound": None if self.limit_s is None else "compute",
+            "communication": self.communication,
             "ceiling_source": source,
             "share_of_limit": self.share_of_limit,
             "verdict": self.verdict.kind,

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ridgeline.data.loading.sources import Quarantine
 from ridgeline.data.loading.split import SplitData, split_data
-from ridgeline.data.loading.tokenizing import read_tokens
 from ridgeline.errors import CheckpointError, UsageError
 from ridgeline.hardware import detect
 from ridgeline.hardware.detection import available_memory
@@ -34,6 +33,7 @@ from ridgeline.training.config_file import FILE_NAME, differences, load_config, 
 from ridgeline.training.memory.methods import TrainingMethod
 from ridgeline.training.memory.plan import TrainingMemory, itemise, plan_training
 from ridgeline.training.ranks.crew import Crew
+from ridgeline.training.ranks.reading import read_tokens_once
 from ridgeline.training.saving.adapter_files import AdapterExporter
 from ridgeline.training.saving.checkpoint import (
     Exporter,
@@ -157,7 +157,8 @@ def plan_run(
     config = memory.config
     assert config.data.path is not None, "check_complete"
     assert source.tokenizer is not None, "model_source"
-    tokenized = read_tokens([Path(config.data.path)], source.tokenizer, progress)
+    paths = [Path(config.data.path)]
+    tokenized = read_tokens_once(paths, source.tokenizer, mesh, progress)
     try:
         data = split_data(
             tokenized.store,

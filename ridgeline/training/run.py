@@ -32,13 +32,16 @@ from ridgeline.progress import Progress
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.evaluation import held_out_loss
 from ridgeline.training.prepare import PreparedRun, prepare
-from ridgeline.training.ranks.rank_trainer import RankTrainer
+from ridgeline.training.ranks.rank_trainer import MeshTrainer, RankTrainer
+from ridgeline.training.saving.adapter_files import AdapterExporter
 from ridgeline.training.saving.checkpoint import Exporter, SavedState, checkpoint_path
+from ridgeline.training.saving.first_rank_saver import FirstRankSaver
 from ridgeline.training.saving.rank_saver import RankSaver
 from ridgeline.training.saving.saver import CheckpointSaver, WrittenCheckpoint
 from ridgeline.training.schedule import Counters, learning_rate, share_done
 from ridgeline.training.stepping.step import StepResult
 from ridgeline.training.watching.clock import StepClock
+from ridgeline.training.watching.communication import CommunicationWatch
 from ridgeline.training.watching.metrics import MetricsLog, read_metrics
 from ridgeline.training.watching.replaying import LaunchedStep, leave_out, replay, suspects
 from ridgeline.training.watching.rounding import LostUpdates
@@ -64,6 +67,7 @@ class TrainOutcome:
     num_saves: int  # while the run went on
     stall_s: float  # that steps waited for those
     stall_share: float  # of the time of this process
+    communication: dict[str, Any] | None  # of the last step in which it was measured
     warnings: tuple[str, ...]  # that were shown
 
 
@@ -92,6 +96,9 @@ def saver_of(prepared: PreparedRun, out: Path) -> CheckpointSaver:
     if isinstance(trainer, RankTrainer):
         assert isinstance(exporter, Exporter), "check_under_layout"
         return RankSaver(out, trainer, exporter, keep)
+    if isinstance(trainer, MeshTrainer):
+        assert isinstance(exporter, AdapterExporter), "what else is the same on all ranks"
+        return FirstRankSaver(out, trainer, exporter, keep)
     return CheckpointSaver(out, trainer, exporter, keep)
 
 
@@ -124,6 +131,7 @@ class TrainLoop:
         self._losses: dict[int, float] = {}  # held-out, by the step they were measured after
         self._saver = saver_of(prepared, out)
         self._watch = Watch(prepared.config.watch, prepared.state.watch)
+        self._communication = CommunicationWatch(prepared.trainer, prepared.crew)
         self._events: TensorBoardLog | None = None
         self._num_saves = 0
         self._is_ended = False  # no step comes any more
@@ -196,7 +204,8 @@ class TrainLoop:
         wall_s = time.perf_counter() - prepared.began
         return TrainOutcome(
             self._out, checkpoint, self.counters, before, after, loss, wall_s, self._is_stopped,
-            self._num_saves, stall_s, stall_s / seconds, tuple(self._warnings),
+            self._num_saves, stall_s, stall_s / seconds, self._communication.last,
+            tuple(self._warnings),
         )  # fmt: skip
 
     def _steps(self, loader: Loader, log: MetricsLog, stop: threading.Event) -> None:
@@ -205,9 +214,11 @@ class TrainLoop:
         clock = StepClock(self.counters.seconds, self._prepared.began)
         goes_on = self._goes_on(clock, stop)
         while goes_on:
-            self._launch(loader, clock)
-            # None of several ranks looks sooner than the others: what follows they do together.
-            is_read = self._crew.is_alone and self._launched[-1].result.is_ready
+            self._launch(loader, log, clock)
+            # None of several ranks looks sooner than the others: what follows they do together. On
+            # CPUs a step is over when it returns.
+            looks = self._crew.is_alone or self._prepared.device == "cpu"
+            is_read = looks and self._launched[-1].result.is_ready
             self._finish(loader, log, clock, left=0 if is_read else 1)
             self._collect(log)
             goes_on = self._goes_on(clock, stop)
@@ -221,7 +232,7 @@ class TrainLoop:
             clock.skip_to_now()
         self._finish(loader, log, clock)
 
-    def _launch(self, loader: Loader, clock: StepClock) -> None:
+    def _launch(self, loader: Loader, log: MetricsLog, clock: StepClock) -> None:
         """The next step of the run."""
         config, before = self.config, self.counters
         lr = learning_rate(config.optimizer.lr, config.schedule, before.steps, self.done)
@@ -229,7 +240,7 @@ class TrainLoop:
         limits = self._watch.limits(before.steps + 1)
         progress = self.trainer.progress
         try:
-            result = self.trainer.step(batches, lr, limits)
+            result = self._communication.step(batches, lr, limits)
         except NumericsError as error:
             raise NumericsError(f"step {before.steps + 1}: {error}") from error
         (seconds,) = self._crew.of_first(clock.total())
@@ -239,6 +250,8 @@ class TrainLoop:
         self._launched.append(
             LaunchedStep(batches, lr, limits, progress, before, self.counters, result)
         )
+        if waits := self._communication.taken():
+            self._write(log, {"step": self.counters.steps, **waits})
 
     def _finish(self, loader: Loader, log: MetricsLog, clock: StepClock, left: int = 0) -> None:
         """Read what steps found out, all but the last `left`: a GPU runs one while the host reads

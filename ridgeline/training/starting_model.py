@@ -6,6 +6,7 @@ trainer = source.trainer(config, device, checkpoint=None, progress=None)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from ridgeline.quantization.files.fuse import kept_schemes
 from ridgeline.quantization.linear import keep_copies
 from ridgeline.quantization.load import runnable
 from ridgeline.quantization.methods.sparsity import parse_sparsity
-from ridgeline.quantization.scheme import parse_scheme
+from ridgeline.quantization.scheme import Scheme, parse_scheme
 from ridgeline.training.config import (
     TrainConfig,
 )
@@ -35,6 +36,7 @@ from ridgeline.training.initial import fill_initial
 from ridgeline.training.memory.methods import TrainingMethod, adapter_size
 from ridgeline.training.methods.adapters import add_adapters
 from ridgeline.training.methods.rounded import found_roundings
+from ridgeline.training.ranks.adapters import adapter_trainer, sharded_base
 from ridgeline.training.ranks.rank_trainer import RankTrainer, rank_trainer
 from ridgeline.training.ranks.sources import initial_weights, stored_tensors
 from ridgeline.training.saving.adapter_files import AdapterExporter, read_adapter
@@ -79,6 +81,12 @@ class StartingModel:
         assert self.path is not None, "check_complete"
         stored = kept_schemes(open_checkpoint(self.path), self.description)
         codes, _ = runnable(stored, PRECISIONS[config.precision].dtype, device)
+        if codes and config.layout.shard > 1:
+            num_ranks = config.layout.size
+            raise UsageError(
+                f"{config.model} has weights as codes ({stored_names(codes)}), which shard does "
+                f"not cut; use --layout replicate={num_ranks}, where each rank has all of them"
+            )
         return TrainingMethod(adapter_size(self.description, config.lora), codes, teacher)
 
     def load(self, device: str, seed: int, progress: Progress | None) -> Transformer:
@@ -97,7 +105,7 @@ class StartingModel:
     ) -> Trainer:
         """With the weights of a checkpoint of the run, where there is one."""
         if config.lora.rank is not None:
-            return self._adapter_trainer(config, device, checkpoint, progress)
+            return self._adapter_trainer(config, device, checkpoint, progress, mesh)
         weights = self if checkpoint is None else replace(self, path=checkpoint)
         if mesh is not None and not mesh.layout.is_single:
             return weights.rank_trainer(config, mesh, progress)
@@ -130,18 +138,28 @@ class StartingModel:
         device: str,
         checkpoint: Path | None,
         progress: Progress | None,
+        mesh: Mesh | None,
     ) -> Trainer:
         """The base as it is, in the dtype that is computed in, codes as codes."""
         assert self.path is not None, "check_complete"
-        dtype = dtype_name(PRECISIONS[config.precision].dtype)
-        model = load_model(
-            self.path, dtype=dtype, device=device, keep_codes=True, progress=progress
-        )
-        if device == "cpu":  # decoding takes longer than a product there
-            keep_copies(model)
-        learned = add_adapters(model, self.description, config.lora, config.seed)
+        dtype = PRECISIONS[config.precision].dtype
+        if mesh is not None and mesh.layout.shard > 1:
+            tensors = stored_tensors(self.path, progress)
+            model, learned = sharded_base(
+                self.description, config.lora, mesh, dtype, tensors, config.seed
+            )
+        else:
+            model = load_model(
+                self.path, dtype=dtype_name(dtype), device=device, keep_codes=True,
+                progress=progress,
+            )  # fmt: skip
+            if device == "cpu":  # decoding takes longer than a product there
+                keep_copies(model)
+            learned = add_adapters(model, self.description, config.lora, config.seed)
         if checkpoint is not None:
             read_adapter(model, checkpoint)
+        if mesh is not None and not mesh.layout.is_single:
+            return adapter_trainer(model, config, learned, mesh)
         teacher = self._load_teacher(config, device, progress)
         return Trainer(model, config, learned, teacher=teacher)
 
@@ -158,6 +176,10 @@ class StartingModel:
         if config.lora.rank is None:
             return Exporter(self.description, files)
         return AdapterExporter(config.lora, str(config.model), files)
+
+
+def stored_names(codes: Mapping[str, Scheme]) -> str:
+    return ", ".join(sorted({scheme.name for scheme in codes.values()}))
 
 
 def teacher_source(

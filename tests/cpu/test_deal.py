@@ -71,6 +71,10 @@ def test_every_element_arrives_from_a_rank_that_has_it(layout: Layout, config) -
             assert part.region == region
             place(whole, region, read_region(numbers, region))
         assert torch.equal(whole, numbers)
+        sent = {each.sent_by(rank) for rank in range(layout.size)} - {None}
+        assert sent == {(part, source.region) for part, source in enumerate(each.sources)}
+        for part, source in enumerate(each.sources):
+            assert each.sent_by(source.rank) == (part, source.region)
         assert each.owner in {source.rank for source in each.sources}
 
 
@@ -91,6 +95,22 @@ def test_all_write_as_much(layout: Layout) -> None:
 def test_copies_are_not_sent() -> None:
     for each in dealt(DENSE, Layout(replicate=4)):
         assert [source.rank for source in each.sources] == [each.owner]
+
+
+def test_the_nearest_copy_is_sent_to_the_one_with_the_fewest_bytes() -> None:
+    """As a plain search over all ranks has it."""
+    layout = Layout(replicate=3, shard=2, tensor=2)
+    tensors, num_bytes = dealt(DENSE, layout), dict.fromkeys(range(layout.size), 0)
+    order = {name: i for i, name in enumerate(dict.fromkeys(each.stored for each in tensors))}
+    kinds = {f"{kind}.{name}": (list(KINDS).index(kind), i) for kind in KINDS
+             for i, name in enumerate(whole_shapes(DENSE))}  # fmt: skip
+    assert order.keys() == kinds.keys()
+    for each in sorted(tensors, key=lambda each: (-each.num_bytes, kinds[each.stored])):
+        ranks = [rank for _, own in each.holders.parts for rank in own]
+        assert each.owner == min(ranks, key=lambda rank: (num_bytes[rank], rank))
+        num_bytes[each.owner] += each.num_bytes
+        for source, (_, own) in zip(each.sources, each.holders.parts, strict=True):
+            assert source.rank == min(own, key=lambda rank: (abs(rank - each.owner), rank))
 
 
 def test_names_are_those_of_one_set_of_files() -> None:

@@ -26,7 +26,7 @@ from ridgeline.kernels.fixed_linear.host import BLOCK, activated, block_for, in_
 from ridgeline.kernels.gated_activation.reference import gated_activation
 from ridgeline.models import build_model
 from ridgeline.models.transformer import Linear
-from ridgeline.parallel.group import Group, Reduction
+from ridgeline.parallel.inference.group import Group, Reduction
 
 NUM_REQUESTS = 24
 RUNS: list[tuple[int, dict[str, Any]]] = [  # how many at once, and the engine's limits

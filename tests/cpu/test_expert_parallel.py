@@ -14,7 +14,7 @@ from tiny_models import MODELS, save_model
 from ridgeline.engine import Engine, Sampling
 from ridgeline.errors import UsageError
 from ridgeline.kernels.moe import reference, triton
-from ridgeline.parallel.tensor import RowExperts
+from ridgeline.parallel.inference.tensor import RowExperts
 from ridgeline.recipe import Parallel, Recipe
 
 GREEDY = Sampling(max_tokens=8, ignore_eos=True)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from packed import TINY
+from process_ranks import run_ranks
+from rank_work import whole_model
 
 from ridgeline.models import ModelConfig
 from ridgeline.models.cost import layer_matrices, num_parameters
 from ridgeline.models.families import describe_hf
 from ridgeline.models.shapes import describe_shape
 from ridgeline.parallel.layout import Layout
-from ridgeline.parallel.recording import Collective
+from ridgeline.parallel.mesh import Mesh
+from ridgeline.parallel.recording import Collective, CollectiveRecorder
 from ridgeline.training.config import BatchOptions, DataOptions, TrainConfig
 from ridgeline.training.memory.plan import itemise
 from ridgeline.training.ranks import at_scale
 from ridgeline.training.ranks.at_scale import StepAtScale
+from ridgeline.training.ranks.context import context_cut
+from ridgeline.training.ranks.rank_trainer import rank_trainer, whole_tensors
 
 LENGTH = 64
 
@@ -90,8 +96,45 @@ def test_layers_of_a_kind_are_counted_without_being_run() -> None:
     model = tiny(num_hidden_layers=5)
     counted = step_of(model, "shard=4,tensor=2")
     layout = Layout.parse("shard=4,tensor=2")
-    run = at_scale._recorded(model, config_of(layout, LENGTH), 0)
+    run = at_scale._recorded(model, config_of(layout, LENGTH), 0, num_passes=1)
     assert counted == run
+
+
+def recorded(mesh: Mesh, model: ModelConfig, train: TrainConfig) -> tuple[Collective, ...]:
+    """What ranks over gloo do, as it is recorded here."""
+    trainer = rank_trainer(model, train, mesh, whole_tensors(whole_model(model)))
+    cut = context_cut(model, mesh.layout, mesh.rank, LENGTH)
+    batches = [at_scale.counted(cut(at_scale.empty_batch(train)))] * train.own_sequences
+    trainer.run_passes(batches)  # the first time, pipelines get to know each other
+    with CollectiveRecorder(mesh) as recorder:
+        gradients = trainer.run_passes(batches)
+        trainer.sharing.totals(torch.zeros(()), gradients)
+    return tuple(recorder.totals())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "pipeline=2",
+        pytest.param("pipeline=2,shard=2", marks=pytest.mark.slow),
+        pytest.param("pipeline=2,schedule=interleaved,stages=2,tensor=2", marks=pytest.mark.slow),
+        pytest.param("pipeline=2,context=2", marks=pytest.mark.slow),
+        pytest.param("shard=2,tensor=2", marks=pytest.mark.slow),
+    ],
+)
+def test_counts_are_those_of_ranks(words: str) -> None:
+    """Of layers and micro-batches that are not run here, too: to the byte, on every rank."""
+    model, layout = tiny(num_hidden_layers=5), Layout.parse(words)
+    train = TrainConfig(
+        precision="bf16",
+        recomputation="elementwise",
+        layout=layout,
+        batch=BatchOptions(sequences=4 * layout.size_of("data"), micro=1),
+        data=DataOptions(path="-", sequence_length=LENGTH),
+    )
+    for rank, ranks in enumerate(run_ranks(layout, recorded, model, train)):
+        counted = at_scale.step_at_scale(model, train, rank).collectives
+        assert {each.key: each for each in counted} == {each.key: each for each in ranks}
 
 
 @pytest.mark.slow

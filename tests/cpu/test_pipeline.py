@@ -83,6 +83,43 @@ def test_all_schedules_and_pairs(layout: str, changes: dict[str, Any]) -> None:
 
 @slow
 @pytest.mark.parametrize(
+    ("layout", "changes"),
+    [
+        ("pipeline=2,context=2", {"num_hidden_layers": 3}),
+        ("pipeline=2,context=2,schedule=interleaved,stages=2", {"num_hidden_layers": 4} | UNTIED),
+        ("pipeline=2,context=2,schedule=zero-bubble,stages=2", {"num_hidden_layers": 4}),
+        ("pipeline=2,shard=2,expert=2", {"num_hidden_layers": 3} | EXPERTS),
+        ("pipeline=2,replicate=2,expert=2,capacity=4", {"num_hidden_layers": 2} | EXPERTS),
+        (
+            "pipeline=2,shard=2,expert=2,schedule=zero-bubble,stages=2",
+            {"num_hidden_layers": 4} | EXPERTS | UNTIED,
+        ),
+    ],
+)
+def test_tokens_and_experts_are_shared_beside_it(layout: str, changes: dict[str, Any]) -> None:
+    check_steps(layout, shape(**changes))
+
+
+@slow
+@pytest.mark.parametrize(
+    ("layout", "changes"),
+    [
+        ("pipeline=2,shard=2,tensor=2", {"num_hidden_layers": 3}),
+        ("pipeline=2,context=2,tensor=2", {"num_hidden_layers": 3}),
+        ("pipeline=2,schedule=gpipe,replicate=2,shard=2", {"num_hidden_layers": 3} | UNTIED),
+        ("pipeline=2,context=2,shard=2,expert=4", {"num_hidden_layers": 2} | EXPERTS),
+        ("replicate=2,shard=2,tensor=2", {}),
+        ("context=2,shard=2,tensor=2", {}),
+        ("context=2,shard=2,tensor=2,expert=2", EXPERTS),
+    ],
+)
+def test_three_axes_and_four(layout: str, changes: dict[str, Any]) -> None:
+    """On eight ranks."""
+    check_steps(layout, shape(**changes))
+
+
+@slow
+@pytest.mark.parametrize(
     "layout",
     ["pipeline=2,schedule=gpipe", "pipeline=2,schedule=zero-bubble,stages=2"],
 )

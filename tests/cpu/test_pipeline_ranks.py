@@ -31,7 +31,7 @@ from ridgeline.engine.local.local_backend import widest_window
 from ridgeline.engine.memory.parts import stages_of
 from ridgeline.errors import HardwareError, UnsupportedError, UsageError
 from ridgeline.models.shapes import describe_shape
-from ridgeline.parallel.stages import stage_config, stage_layers
+from ridgeline.parallel.inference.stages import stage_config, stage_layers
 from ridgeline.profiling.tracing.stepping import EngineSteps
 from ridgeline.recipe import Parallel, Recipe, Speculation, with_auto
 

@@ -5,6 +5,8 @@ of the other kind of profile are refused; and traces of a GPU, made by hand, are
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +71,9 @@ def test_parts_add_up_beside_what_was_predicted(tmp_path: Path, capsys: Capture)
     assert sum(step["totals"].values()) == pytest.approx(step["step_s"])
     rows = sum(row["seconds"] for row in step["rows"])
     assert rows + step["totals"]["copies"] + step["totals"]["host"] == pytest.approx(step["step_s"])
-    assert all(step["totals"][name] > 0 for name in TRAINING_TIMES)
+    assert step["communication"] is None
+    assert step["totals"].pop("communication") == 0
+    assert all(each > 0 for each in step["totals"].values())
     assert sum(step["predicted_totals"].values()) == pytest.approx(step["predicted_s"])
     assert step["tokens_per_s"] == pytest.approx(2 * 32 / step["step_s"])
     assert 0 < step["share_of_limit"] < 1
@@ -215,11 +219,97 @@ def test_kernels_go_to_the_op_that_launched_them() -> None:
     division = divide_training(document, owners, 1e-3, torch.device("cuda"))
     parts = {name: round(1e6 * seconds) for name, seconds in division.parts.items()}
     assert parts == {"products": 350, "attention": 100, "loss": 50, "element-wise": 100,
-                     "optimizer": 300, "copies": 50, "host": 50}  # fmt: skip
+                     "optimizer": 300, "communication": 0, "copies": 50,
+                     "host": 50}  # fmt: skip
     ops = {op.name: round(1e6 * op.seconds) for op in division.ops}
     assert ops == {"attn.qkv": 100, "attn.qkv backward": 200, "head": 50, "attention": 100,
                    "loss": 50, "norms": 50, "norms backward": 50, "optimizer": 300}  # fmt: skip
     assert division.total_s == pytest.approx(1e-3)
+
+
+def test_what_ranks_tell_each_other_counts_where_nothing_else_runs() -> None:
+    """A gather begins in the gap before the step's first kernel and runs on beside the next two; a
+    sum lies between two kernels' copies and the optimizer, which it covers half of.
+    """
+
+    def step(at: float) -> list[dict[str, Any]]:
+        gather = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+        scatter = "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage)"
+        more = [
+            *kernel(int(at) + 20, gather, at + 3, at + 520, at + 720),
+            *kernel(int(at) + 21, scatter, at + 155, at + 1400, at + 1510),
+        ]
+        return [*gpu_step(at), *more]
+
+    document = {"traceEvents": [*step(0.0), *step(1000.0)]}
+    owners = StepOwners(describe_shape("tiny").config, num_tokens=64)
+    division = divide_training(document, owners, 1e-3, torch.device("cuda"))
+    ops = {op.name: round(1e6 * op.seconds) for op in division.ops}
+    assert (ops["all gather"], ops["reduce scatter"]) == (30, 10)
+    assert round(1e6 * division.parts["communication"]) == 40
+    assert round(1e6 * division.parts["products"]) == 350
+    assert round(1e6 * division.parts["host"]) == 10
+
+
+def on_ranks(*argv: str) -> dict[str, Any]:
+    """By a command of its own, which starts them."""
+    command = [sys.executable, "-P", "-m", "ridgeline", *argv, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def check_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> dict[str, Any]:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    page = tmp_path / "page.html"
+    more = ("--micro-batch", "1", "--precision", "fp32", "--layout", layout)
+    document = on_ranks(*TINY, *more, "--html", str(page), "--save", str(tmp_path / "records"))
+    (step,) = document["steps"]
+    assert document["layout"] == layout
+    assert sum(step["totals"].values()) == pytest.approx(step["step_s"], rel=1e-3)
+    assert step["totals"]["communication"] > 0
+    waits = step["communication"]
+    assert 0 < waits["exposed_s"] < waits["measured_step_s"]
+    record = json.loads(Path(document["record"]).read_text())
+    for each in waits["collectives"]:
+        name = f"{each['kind']}_over_{each['over']}".replace("-", "_")
+        assert record["values"][f"{name}_bytes"]["value"] == each["num_bytes"]
+        known = f"{name}_exposed" in record["values"]
+        assert known == (each["exposed_s"] is not None)
+    assert "ranks wait for each other" in page.read_text().lower()
+    assert not list(tmp_path.glob("ridgeline-profile-*"))  # logs that nobody needs
+    return document
+
+
+def test_ranks_are_profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = check_ranks(tmp_path, monkeypatch, "shard=2")
+    rows = {row["op"]: row for row in document["steps"][0]["rows"]}
+    for name in ("all-gather over shard", "reduce-scatter over shard"):
+        assert rows[name]["part"] == "communication"
+        assert rows[name]["seconds"] > 0
+    kinds = {(each["kind"], each["over"]): each for each in document["steps"][0]["communication"]
+             ["collectives"]}  # fmt: skip
+    layers = describe_shape("tiny").config.num_layers
+    assert kinds["all-gather", "shard"]["count"] == 2 * layers + 1
+    assert kinds["reduce-scatter", "shard"]["count"] == layers + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["pipeline=2", "tensor=2", "context=2", "replicate=2"])
+def test_every_axis_is_profiled(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_ranks(tmp_path, monkeypatch, layout)
+
+
+def test_layouts_of_a_profile_that_are_refused(capsys: Capture) -> None:
+    """Before anything is started."""
+    refused(capsys, UsageError, "--layout is for training steps; add --train", "profile",
+            "--shape", "tiny", "--device", "cpu", "--layout", "shard=2")  # fmt: skip
+    refused(capsys, UsageError, "cannot be shared by the 3 ranks", *TINY, "--layout", "shard=3")
+    refused(capsys, UsageError, "--devices is 3", *TINY, "--layout", "shard=2", "--devices", "3")
+    refused(capsys, UsageError, "did you mean shard", *TINY, "--layout", "shrad=2")
 
 
 def test_gains_of_the_steps_that_were_timed_on_an_h200() -> None:

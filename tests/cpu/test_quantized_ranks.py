@@ -21,8 +21,8 @@ from ridgeline.engine.local import ranks
 from ridgeline.errors import UnsupportedError, UsageError
 from ridgeline.models import Transformer
 from ridgeline.models.transformer import Block, Fusion
-from ridgeline.parallel.coded import check_cut, schemes_by_layer
-from ridgeline.parallel.tensor import RowSum
+from ridgeline.parallel.inference.coded import check_cut, schemes_by_layer
+from ridgeline.parallel.inference.tensor import RowSum
 from ridgeline.quantization import load_model
 from ridgeline.quantization.choose import LayerChoice, ProductTimes
 from ridgeline.quantization.files.matrix import cut_columns

@@ -28,8 +28,8 @@ from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.loading.loading import load_from
 from ridgeline.engine.local import ranks
 from ridgeline.errors import HardwareError, UnsupportedError, UsageError
-from ridgeline.parallel.group import Group
-from ridgeline.parallel.launch import Ranks
+from ridgeline.parallel.inference.group import Group
+from ridgeline.parallel.inference.launch import Ranks
 from ridgeline.parallel.starting.meeting import RankProcess, torchrun_process
 from ridgeline.recipe import KV, Limits, Parallel, Recipe, Speculation
 
@@ -183,8 +183,8 @@ def test_a_rank_that_cannot_start_is_an_error() -> None:
 
 PARENT = """
 import time
-from ridgeline.parallel.launch import Ranks
-ranks = Ranks(2, "ridgeline.parallel.launch:started", None)
+from ridgeline.parallel.inference.launch import Ranks
+ranks = Ranks(2, "ridgeline.parallel.inference.launch:started", None)
 ranks.wait_until_here()
 print(ranks.processes[0].pid, flush=True)
 time.sleep(60)
@@ -194,10 +194,10 @@ time.sleep(60)
 @pytest.mark.slow
 def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     """Killed so that it cannot clean up. The rank would otherwise wait for as long as it is let."""
-    waits = "import time, ridgeline.parallel.launch as launch\n\ndef wait():\n"
+    waits = "import time, ridgeline.parallel.inference.launch as launch\n\ndef wait():\n"
     waits += "    launch.started()\n    time.sleep(60)\n"
     (tmp_path / "waiting_rank.py").write_text(waits)
-    code = PARENT.replace("ridgeline.parallel.launch:started", "waiting_rank:wait")
+    code = PARENT.replace("ridgeline.parallel.inference.launch:started", "waiting_rank:wait")
     path = os.pathsep.join([PACKAGE, str(tmp_path)])
     parent = subprocess.Popen(
         [sys.executable, "-c", code],

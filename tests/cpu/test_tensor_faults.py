@@ -19,7 +19,7 @@ from ridgeline.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from ridgeline.engine.scheduling.state import Ask
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.errors import HardwareError, OutOfMemoryError, UsageError
-from ridgeline.parallel.group import HEAD_WORDS, Group
+from ridgeline.parallel.inference.group import HEAD_WORDS, Group
 
 GREEDY = Sampling(max_tokens=6)
 POISON = 77

@@ -21,9 +21,9 @@ from ridgeline.models import Transformer
 from ridgeline.models.checkpoint import open_checkpoint
 from ridgeline.models.families import describe
 from ridgeline.parallel.degrees import rank_config
-from ridgeline.parallel.filling import cut_weights, load_split_weights
-from ridgeline.parallel.group import Group
-from ridgeline.parallel.tensor import split_model
+from ridgeline.parallel.inference.filling import cut_weights, load_split_weights
+from ridgeline.parallel.inference.group import Group
+from ridgeline.parallel.inference.tensor import split_model
 from ridgeline.quantization import load_model
 
 GREEDY = Sampling(max_tokens=10)

@@ -18,7 +18,7 @@ from ridgeline.engine.execution.tensor_runner import AgreedGraphs, TensorRunner
 from ridgeline.engine.loading.loading import load_from
 from ridgeline.engine.local import ranks
 from ridgeline.models import Transformer
-from ridgeline.parallel.links import join
+from ridgeline.parallel.inference.links import join
 from ridgeline.recipe import Parallel, Recipe, Speculation
 
 GREEDY = Sampling(max_tokens=10)

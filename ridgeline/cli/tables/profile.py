@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.hardware.units import human
+from ridgeline.profiling.collective_rows import HEADINGS, NUM_WORDS, collective_rows
 from ridgeline.profiling.gap_words import gap_sentence
 from ridgeline.profiling.profile_page import achieved_text, gap_of, seconds_text, share_text
 
@@ -31,6 +32,9 @@ def draw(document: Mapping[str, Any], console: Console) -> None:
         console.print(f"[bold]{step['label']}[/bold]: {headline(step)}")
         console.print(ops_table(step, is_wide=console.width >= WIDE))
         console.print(totals_line(step))
+        if step.get("communication") is not None:
+            console.print()
+            console.print(collectives_table(step["communication"]))
         if step.get("predicted_s") is not None:
             console.print()
             console.print(predicted_table(step))
@@ -80,6 +84,15 @@ def ops_table(step: Mapping[str, Any], is_wide: bool = True) -> Table:
         table.add_column(name, justify=justify, no_wrap=name != "op", overflow="fold")
     for line in lines:
         table.add_row(*(line.get(name, "") for name in shown))
+    return table
+
+
+def collectives_table(waits: Mapping[str, Any]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for number, name in enumerate(HEADINGS):
+        table.add_column(name, justify="left" if number < NUM_WORDS else "right", no_wrap=True)
+    for row in collective_rows(waits["collectives"], waits["measured_step_s"]):
+        table.add_row(*row)
     return table
 
 

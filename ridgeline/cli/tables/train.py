@@ -16,6 +16,7 @@ from rich.table import Table
 from ridgeline.cli.tables.train_plan import draw_plan, duration
 from ridgeline.cli.terminal import Terminal
 from ridgeline.hardware.units import human_bytes
+from ridgeline.profiling.collective_rows import waiting_sentence
 from ridgeline.progress import bar
 from ridgeline.training.run import OnRow
 
@@ -192,6 +193,8 @@ def render(result: dict[str, Any], console: Console) -> None:
     say(f"{verb} {steps}, {result['tokens']:,} tokens in {took}; {whole} with the last checkpoint")
     if result["tokens_per_s"] is not None:
         say(f"speed: {speed(result)}")
+    if result["communication"] is not None:
+        say(f"communication: {waiting_sentence(result['communication'])}")
     before, after = result["held_out_loss_before"], result["held_out_loss"]
     if before is not None and after is not None:
         say(f"held-out loss: {after:.4f}, before {before:.4f}")

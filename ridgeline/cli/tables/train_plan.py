@@ -33,10 +33,7 @@ def draw_plan(result: Mapping[str, Any], console: Console) -> None:
     console.print()
     prediction = result["prediction"]
     if result["layout"] != ALONE:
-        if result["collectives"] is None:
-            console.print("what ranks tell each other is not recorded under a pipeline yet")
-        else:
-            console.print(_collectives_table(result["collectives"]))
+        console.print(_collectives_table(result["collectives"]))
         console.print("speed: not predicted under a layout of several devices")
     elif prediction is None:
         console.print("speed: not predicted, as nothing is known of this device's rates")

@@ -68,7 +68,7 @@ def read_tokens(
 ) -> TokenizedData:
     """The tokens of files and folders; of a folder with token shards, those."""
     quarantine = Quarantine()
-    if len(paths) == 1 and (paths[0] / HEAD_NAME).is_file():
+    if is_tokenized(paths):
         return TokenizedData(open_shards(paths[0], tokenizer), quarantine)
     for path in paths:
         if (path / HEAD_NAME).is_file():
@@ -81,6 +81,11 @@ def read_tokens(
     if not builder.num_tokens:
         raise UsageError(f"the data has no text in {_names(files)}; {quarantine.summary()}")
     return TokenizedData(builder.store(), quarantine, builder.dropped_bytes)
+
+
+def is_tokenized(paths: Sequence[Path]) -> bool:
+    """Whether it is a folder of token shards, which is opened and not read."""
+    return len(paths) == 1 and (paths[0] / HEAD_NAME).is_file()
 
 
 def _counted(files: Sequence[Path], progress: Progress | None) -> Iterator[Path]:

@@ -16,7 +16,7 @@ from ridgeline.engine.execution.faults import raise_if_lost
 from ridgeline.engine.requests.request import Sampling
 from ridgeline.engine.sampling.drafter import Drafter, KnownTokens
 from ridgeline.engine.scheduling.step_plan import StepPlan
-from ridgeline.parallel.group import Group
+from ridgeline.parallel.inference.group import Group
 
 FAILED, DRAFTED = 0, 1
 

@@ -1,4 +1,4 @@
-"""Runs steps on several ranks, each with its part of the model (parallel/tensor.py, stages.py).
+"""Runs steps on several ranks, each with its part of the model (parallel/inference/).
 
 Rank 0 has the scheduler and the requests. Its `launch` tells the others of the step in one message
 of plain numbers, and then does what they do: its part of every pass. To whoever calls it, it is a
@@ -42,7 +42,7 @@ from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.engine.steps.batch import StepInputs, StepShape
 from ridgeline.errors import HardwareError, RidgelineError, UsageError
 from ridgeline.models import Transformer
-from ridgeline.parallel.group import Group
+from ridgeline.parallel.inference.group import Group
 from ridgeline.recipe import Recipe
 
 STOP, STEP = 0, 1  # what a message begins with

@@ -39,8 +39,8 @@ from ridgeline.models.transformer import (
     Linear,
     RMSNorm,
 )
-from ridgeline.parallel.stages import AroundRing, HandedOn, TakenOver
-from ridgeline.parallel.tensor import (
+from ridgeline.parallel.inference.stages import AroundRing, HandedOn, TakenOver
+from ridgeline.parallel.inference.tensor import (
     RowExperts,
     RowLinear,
     RowSum,

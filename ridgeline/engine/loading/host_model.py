@@ -21,8 +21,8 @@ from ridgeline.kernels.rms_norm.cpu import rms_norm
 from ridgeline.kernels.skinny_linear.cpu import most_rows, skinny_linear
 from ridgeline.models.copies import with_kinds
 from ridgeline.models.transformer import Fusion, Linear, RMSNorm, Transformer, fused_parts
-from ridgeline.parallel.stages import AroundRing
-from ridgeline.parallel.tensor import (
+from ridgeline.parallel.inference.stages import AroundRing
+from ridgeline.parallel.inference.tensor import (
     QuantizedRowLinear,
     QuantizedVocabHead,
     RowLinear,

@@ -26,8 +26,8 @@ from ridgeline.hardware.detection import available_memory
 from ridgeline.models import ModelConfig, Transformer, build_model
 from ridgeline.models.checkpoint import open_checkpoint
 from ridgeline.models.families import describe
-from ridgeline.parallel.coded import check_cut, is_cut
-from ridgeline.parallel.filling import (
+from ridgeline.parallel.inference.coded import check_cut, is_cut
+from ridgeline.parallel.inference.filling import (
     RoundedLayers,
     cut_weights,
     load_split_codes,
@@ -35,8 +35,8 @@ from ridgeline.parallel.filling import (
     load_split_weights,
     sent_parameters,
 )
-from ridgeline.parallel.group import Group
-from ridgeline.parallel.tensor import quantize_split_head, split_model
+from ridgeline.parallel.inference.group import Group
+from ridgeline.parallel.inference.tensor import quantize_split_head, split_model
 from ridgeline.progress import Progress
 from ridgeline.quantization.choose import LayerChoice
 from ridgeline.quantization.files.fuse import kept_schemes

@@ -32,12 +32,12 @@ from ridgeline.errors import RidgelineError, UnsupportedError, UsageError
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe
-from ridgeline.parallel.coded import check_cut, schemes_by_layer
 from ridgeline.parallel.degrees import check_degree
-from ridgeline.parallel.group import Group
-from ridgeline.parallel.launch import Ranks, started
-from ridgeline.parallel.links import Gone, join, nobody_knows
-from ridgeline.parallel.stages import stage_layers
+from ridgeline.parallel.inference.coded import check_cut, schemes_by_layer
+from ridgeline.parallel.inference.group import Group
+from ridgeline.parallel.inference.launch import Ranks, started
+from ridgeline.parallel.inference.links import Gone, join, nobody_knows
+from ridgeline.parallel.inference.stages import stage_layers
 from ridgeline.parallel.starting.meeting import RankProcess, torchrun_process
 from ridgeline.parallel.starting.order import check_gpus, device_type_of_ranks
 from ridgeline.progress import Progress

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from ridgeline.models import ModelConfig
 from ridgeline.parallel.degrees import rank_config
-from ridgeline.parallel.stages import stage_config, stage_layers
+from ridgeline.parallel.inference.stages import stage_config, stage_layers
 from ridgeline.recipe import Recipe
 
 Value = TypeVar("Value")

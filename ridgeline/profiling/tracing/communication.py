@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from ridgeline.engine.steps.notes import END, Note
-from ridgeline.parallel.group import Link, Reduction
+from ridgeline.parallel.inference.group import Link, Reduction
 
 
 class NotedLink:

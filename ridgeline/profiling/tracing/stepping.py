@@ -36,7 +36,7 @@ from ridgeline.errors import (
 from ridgeline.kernels.pages import Pages, holds_codes
 from ridgeline.models import Transformer
 from ridgeline.models.cost import Chunk
-from ridgeline.parallel.group import Group
+from ridgeline.parallel.inference.group import Group
 from ridgeline.profiling.tracing.communication import NotedLink
 from ridgeline.recipe import Recipe, flag
 

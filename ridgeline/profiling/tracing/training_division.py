@@ -9,7 +9,7 @@ the host. On a CPU by the time of torch's ops, on a GPU by its kernels, both fro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +24,7 @@ from ridgeline.profiling.tracing.trace import LAUNCHES, STEP, DeviceEvent, Trace
 from ridgeline.profiling.tracing.training_trace import (
     OPTIMIZER,
     TRAINING_TIMES,
+    WAITED,
     OpOwner,
     StepOwners,
     ThreadFrames,
@@ -90,7 +91,7 @@ def _divide_host(
             frame = thread.frames[index]
             if frame.name == STEP:
                 steps_us.append(frame.end - frame.begin)
-            is_op = frame.name.startswith("aten::") or frame.name == OPTIMIZER
+            is_op = frame.name.startswith(("aten::", WAITED)) or frame.name == OPTIMIZER
             if not is_op and not has_own_work(frame.name):
                 continue  # Python's, between ops
             around = [each.name for each in thread.around(index)]
@@ -132,7 +133,30 @@ def _divide_kernels(
         calls.append(_call(len(calls), owner))
         is_copy = event.is_copy or owner.part == "copies"
         events.append(replace(event, scope=calls[-1].index, is_copy=is_copy))
-    return divide_device(Trace(tuple(events), trace.num_steps), [], calls, step_s)
+    waits = {call.index for call in calls if call.part == "communication"}
+    shown = tuple(exposed(events, waits))
+    return divide_device(Trace(shown, trace.num_steps), [], calls, step_s)
+
+
+def exposed(events: Sequence[DeviceEvent], waits: Set[int]) -> list[DeviceEvent]:
+    """All events, of those that tell other ranks something only what no other event covers: the
+    rest is hidden behind work. In the order of their beginning.
+    """
+    work = [each for each in events if each.scope not in waits]
+    shown = list(work)
+    for event in events:
+        if event.scope not in waits:
+            continue
+        begin = event.begin_s
+        for other in work:
+            if other.end_s <= begin or other.begin_s >= event.end_s:
+                continue
+            if other.begin_s > begin:
+                shown.append(replace(event, begin_s=begin, end_s=other.begin_s))
+            begin = max(begin, other.end_s)
+        if begin < event.end_s:
+            shown.append(replace(event, begin_s=begin))
+    return sorted(shown, key=lambda each: each.begin_s)
 
 
 def _kernel_owner(

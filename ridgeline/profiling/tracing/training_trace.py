@@ -21,10 +21,13 @@ from ridgeline.models import ModelConfig
 from ridgeline.profiling.tracing.scopes import PREFIX
 from ridgeline.quantization.sizes import MatrixSize, head_matrix, named_matrices
 
-TrainingPart = Literal["products", "attention", "loss", "element-wise", "optimizer", "copies"]
+TrainingPart = Literal[
+    "products", "attention", "loss", "element-wise", "optimizer", "communication", "copies"
+]
 TRAINING_TIMES = (*get_args(TrainingPart), "host")  # what a step's time divides into
 BACKWARD, AGAIN = " backward", " again"  # behind an op's name: of gradients, or computed twice
 OPTIMIZER = PREFIX + "optimizer"  # the range around the update
+WAITED = PREFIX + "waits for "  # of ranges around what is waited for, with its name behind
 # By names of torch's ops and of kernels; copies first, for a copy is one whatever it is for.
 COPIES = re.compile(r"memcpy|memset|copy_kernel|CatArray|direct_copy|aten::(copy_|_to_copy)$", re.I)
 ATTENTION = re.compile(
@@ -33,6 +36,8 @@ ATTENTION = re.compile(
 PRODUCTS = re.compile(
     r"gemm|nvjet|cutlass|xmma|cublas|splitK|aten::(mm|addmm|addmm_|bmm|baddbmm|_scaled_mm)$", re.I
 )
+COLLECTIVES = re.compile(r"(?:nccl|rccl)\w*?_(?P<kind>[A-Z][a-zA-Z]+)")  # kernels
+KEPT = ("cpu_op", "user_annotation")
 UPDATE = re.compile(r"adamw|multi_tensor|foreach|vector_norm", re.I)
 FP8_CODES = re.compile(r"rows_to_fp8|_codes|largest", re.I)
 LOSSES = ("LinearCrossEntropy", "ChunkedDivergence")
@@ -122,7 +127,8 @@ def threads_of(document: Mapping[str, Any]) -> dict[Any, ThreadFrames]:
     """By the number of the thread."""
     rows: dict[Any, list[Mapping[str, Any]]] = {}
     for row in document.get("traceEvents", ()):
-        if row.get("ph") == "X" and row.get("cat") in ("cpu_op", "user_annotation"):
+        is_async = str(row.get("name", "")).startswith("gloo:")  # and ends in another thread
+        if row.get("ph") == "X" and row.get("cat") in KEPT and not is_async:
             rows.setdefault(row.get("tid"), []).append(row)
     return {thread: ThreadFrames(each) for thread, each in rows.items()}
 
@@ -141,6 +147,10 @@ class StepOwners:
         """`name` is a kernel's or an op's, `around` the functions and ranges that were open, the
         innermost first.
         """
+        if name.startswith(WAITED):
+            return OpOwner(name.removeprefix(WAITED), "communication")
+        if COLLECTIVES.match(name):
+            return OpOwner(_collective(name), "communication")
         if OPTIMIZER in around or UPDATE.search(name):
             return OpOwner("optimizer", "optimizer")
         if COPIES.search(name):
@@ -176,6 +186,13 @@ class StepOwners:
         if usual is not None and usual in self._matrices:
             return usual
         return "mlp.experts" if self._has_experts else "adapters"
+
+
+def _collective(name: str) -> str:
+    """`all gather` of `ncclDevKernel_AllGather_RING_LL(…)`."""
+    match = COLLECTIVES.match(name)
+    assert match is not None, name
+    return re.sub(r"(?<!^)(?=[A-Z])", " ", match["kind"]).lower()
 
 
 def _front(name: str, around: Sequence[str]) -> str:

@@ -50,13 +50,17 @@ def adapter_size(description: Description, options: LoraOptions) -> AdapterSize:
 
 
 def frozen_items(
-    model: ModelConfig, dtype: torch.dtype, codes: Mapping[str, Scheme], on_gpu: bool
+    model: ModelConfig,
+    dtype: torch.dtype,
+    codes: Mapping[str, Scheme],
+    on_gpu: bool,
+    shards: int = 1,
 ) -> Iterator[MemoryItem]:
-    """The weights beside which adapters are learned."""
+    """The weights beside which adapters are learned, or one of so many parts of them."""
     form = f"in {str(dtype).removeprefix('torch.')}"
     if codes:
         form = f"{', '.join(sorted({scheme.name for scheme in codes.values()}))}, the rest {form}"
-    num_bytes = weight_bytes(model, dtype, kept=codes)
+    num_bytes = -(-weight_bytes(model, dtype, kept=codes) // shards)
     yield MemoryItem("weights", num_bytes, f"frozen, {form}")
     copied = 0 if on_gpu else _num_elements(_coded(model, codes, has_copy=True))
     yield MemoryItem("copies", copied * dtype.itemsize, "codes as weights, for products on a CPU")

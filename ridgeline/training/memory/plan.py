@@ -186,13 +186,13 @@ def _itemised(
             in_flight=share.passes_in_flight,
         )
     moment = peak(size)
-    items = [*_weight_items(size, precision, method)]
+    items = [*_weight_items(size, precision, method, config.layout.shard)]
     items += _learned_items(size.num_learned, precision)
     if config.qat.is_given:
         items += rounded_items(model, precision.dtype, config.qat)
     items += teacher_items(method.teacher, precision.dtype)
-    if share is not None:
-        items += _gathered_items(share, precision)
+    if share is not None and (method.adapters is None or config.layout.shard > 1):
+        items += _gathered_items(share, precision, is_frozen=method.adapters is not None)
     items += _step_items(size, moment)
     items.append(
         MemoryItem("workspace", WORKSPACE_BYTES[kind], "scratch of libraries and kernels, at most")
@@ -235,12 +235,14 @@ def step_size(
 
 
 def _weight_items(
-    size: StepSize, precision: PrecisionPlan, method: TrainingMethod
+    size: StepSize, precision: PrecisionPlan, method: TrainingMethod, shards: int
 ) -> Iterator[MemoryItem]:
-    """What a step computes with: the model, and adapters."""
+    """What a step computes with: the model, and adapters. Of a frozen model there are so many
+    parts.
+    """
     dtype, learned, model = precision.dtype, "weights", size.config
     if method.adapters is not None:
-        yield from frozen_items(model, dtype, method.codes, size.on_gpu)
+        yield from frozen_items(model, dtype, method.codes, size.on_gpu, shards)
         learned = "adapters"
     count, name = size.num_learned, str(dtype).removeprefix("torch.")
     yield MemoryItem(learned, count * dtype.itemsize, f"{_short(count)} parameters in {name}")
@@ -263,11 +265,13 @@ def _learned_items(count: int, precision: PrecisionPlan) -> Iterator[MemoryItem]
     yield MemoryItem("moments", moments, f"AdamW's two means in {format.moments}")
 
 
-def _gathered_items(share: RankShare, precision: PrecisionPlan) -> Iterator[MemoryItem]:
+def _gathered_items(
+    share: RankShare, precision: PrecisionPlan, *, is_frozen: bool
+) -> Iterator[MemoryItem]:
     """What `fully_shard` puts together for a pass."""
     gathered = share.num_gathered * precision.dtype.itemsize
     yield MemoryItem("gathered weights", gathered, "two layers, embedding and head, whole")
-    sums = share.num_under_way * (4 + precision.dtype.itemsize)
+    sums = 0 if is_frozen else share.num_under_way * (4 + precision.dtype.itemsize)
     yield MemoryItem("sums", sums, "gradients of one of them on their way, in fp32")
 
 

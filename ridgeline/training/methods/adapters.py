@@ -14,7 +14,7 @@ Letters: T tokens, D inputs, O outputs, R rank, P pieces of a projection.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,18 +91,40 @@ def add_adapters(
     """Put adapters into the model, **in place**, and freeze the rest. Returns what is learned, in
     fp32. A new adapter adds nothing: its second matrix is zero.
     """
-    assert options.rank is not None, "adapters have a rank"
-    generator = torch.Generator().manual_seed(seed)
     model.requires_grad_(False)
-    for name, pieces in adapted_pieces(model, description, options).items():
+    draw_adapters(model, insert_adapters(model, description, options), seed)
+    return learned_adapters(model)
+
+
+def insert_adapters(
+    model: Transformer, description: Description, options: LoraOptions
+) -> list[str]:
+    """**In place**: layers around the projections; their names, in the order they are drawn in."""
+    assert options.rank is not None, "adapters have a rank"
+    pieces = adapted_pieces(model, description, options)
+    for name, own in pieces.items():
         parent_name, _, own_name = name.rpartition(".")
         parent = model.get_submodule(parent_name)
         base: Any = getattr(parent, own_name)
-        layer = AdaptedLinear(base, pieces, options.rank, options.scale)
-        bound = 1.0 / math.sqrt(base.in_features)
+        setattr(parent, own_name, AdaptedLinear(base, own, options.rank, options.scale))
+    return list(pieces)
+
+
+@torch.no_grad()
+def draw_adapters(model: Transformer, names: Sequence[str], seed: int) -> None:
+    """Random first matrices, the same on every device, and zeros for the second."""
+    generator = torch.Generator().manual_seed(seed)
+    for name in names:
+        layer: Any = model.get_submodule(name)
+        bound = 1.0 / math.sqrt(layer.base.in_features)
         start = torch.empty(layer.down.shape).uniform_(-bound, bound, generator=generator)
-        layer.down.data.copy_(start)
-        setattr(parent, own_name, layer)
+        layer.down.copy_(start)
+        for up_OR in layer.up:
+            up_OR.zero_()
+
+
+def learned_adapters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """By their names in the model, or in a part of it."""
     return {
         f"{name}.{own}": parameter
         for name, layer in adapters_of(model).items()

@@ -34,12 +34,9 @@ def check_under_layout(config: Any) -> None:
 
 
 def _undone(config: Any) -> Iterator[tuple[str, str]]:
-    if config.layout.pipeline > 1 and config.layout.context > 1:
-        yield "pipeline with context", "use one of them"
-    if config.layout.pipeline > 1 and config.layout.expert > 1:
-        yield "pipeline with expert", "use one of them"
-    if config.lora.rank is not None:
-        yield "--lora", "remove it, or train on one device"
+    layout = config.layout
+    if config.lora.rank is not None and layout.size_of("data") != layout.size:
+        yield "--lora with other axes than replicate and shard", "use these"
     if config.qat.is_given:
         yield "--qat or --sparsity", "remove it, or train on one device"
     if config.distill.teacher is not None:
@@ -48,5 +45,5 @@ def _undone(config: Any) -> Iterator[tuple[str, str]]:
         yield "--graphs", "remove it"
     if config.precision.startswith("fp8"):
         yield f"--precision {config.precision}", "use bf16"
-    if config.optimizer.moments == "8-bit":
+    if config.optimizer.moments == "8-bit" and config.lora.rank is None:
         yield "--moments 8-bit, whose scales belong to whole tensors,", "use bf16"

@@ -20,14 +20,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ridgeline.data.loading.packing import PackedBatch
-from ridgeline.errors import UnsupportedError
 from ridgeline.models import LayerConfig, ModelConfig
+from ridgeline.parallel.holdings import Holdings
 from ridgeline.parallel.mesh import Mesh, join_mesh, leave_mesh
 from ridgeline.parallel.recording import Collective, CollectiveRecorder
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.ranks.context import context_cut
 from ridgeline.training.ranks.fully_sharded import needs_sharding, weights_mesh
 from ridgeline.training.ranks.rank_trainer import rank_trainer
+from ridgeline.training.ranks.stage_passes import StagePasses, sent_between_stages
 from ridgeline.training.stepping.experts import DropCounts, ExpertCut
 from ridgeline.training.stepping.ops import PLAIN
 from ridgeline.training.stepping.step import StepMode
@@ -68,29 +69,55 @@ def summed(
 
 def step_at_scale(model: ModelConfig, train: TrainConfig, rank: int = 0) -> StepAtScale:
     """The passes of a step and the sums of its gradients. Nothing is open in the config. Tokens
-    choose all experts equally often. What the stages of a pipeline send each other is not recorded:
-    such layouts are refused.
+    choose all experts equally often.
 
-    Layers of a kind are alike: one and two of each are run, and what the second adds stands for the
-    others, exactly. Windows and ropes change no collective.
+    Layers of a kind are alike: a step of few of them is run, and what one more adds stands for the
+    others, exactly; so it is with the micro-batches of a pipeline. Windows and ropes change no
+    collective.
     """
-    if train.layout.pipeline > 1:
-        raise UnsupportedError("collectives are not recorded under a pipeline yet")
-    kinds = Counter(replace(layer, rope=None, window=None) for layer in model.layers)
-    first, *_ = kinds
-    total = _recorded(_with_layers(model, first), train, rank)
+    layers = [replace(each, rope=None, window=None) for each in own_layers(model, train, rank)]
+    kinds, first = Counter(layers), layers[0]
+    least = total = _counted(model, train, rank, first)
+    kinds[first] -= train.layout.stages  # one of the first kind is there for each stage
     for kind, count in kinds.items():
-        alone = total if kind == first else _recorded(_with_layers(model, kind), train, rank)
-        added = _recorded(_with_layers(model, kind, kind), train, rank).less(alone)
-        total = total.more(added, count - (kind == first))
+        if count:
+            added = _counted(model, train, rank, first, kind).less(least)
+            total = total.more(added, count)
     return total
 
 
-def _with_layers(model: ModelConfig, *layers: LayerConfig) -> ModelConfig:
-    return replace(model, layers=layers)
+def own_layers(model: ModelConfig, train: TrainConfig, rank: int) -> list[LayerConfig]:
+    """Of a rank's stages."""
+    stages = Holdings(model, train.layout).stages
+    return [model.layers[i] for stage in train.layout.stages_of(rank) for i in stages[stage]]
 
 
-def _recorded(model: ModelConfig, train: TrainConfig, rank: int) -> StepAtScale:
+def _counted(
+    model: ModelConfig, train: TrainConfig, rank: int, first: LayerConfig, *more: LayerConfig
+) -> StepAtScale:
+    """Of a model whose stages have one layer each, and the rank's first one these besides."""
+    num_passes = train.own_sequences // micro_of(train)
+    if train.layout.pipeline == 1:
+        return _recorded(replace(model, layers=(first, *more)), train, rank, num_passes)
+    own = train.layout.stages_of(rank)[0]
+    layers: list[LayerConfig] = []
+    stages = []
+    for stage in range(train.layout.num_stages):
+        begin = len(layers)
+        layers += [first, *more] if stage == own else [first]
+        stages.append(range(begin, len(layers)))
+    small = replace(model, layers=tuple(layers))
+    one, two = (_recorded(small, train, rank, count, tuple(stages)) for count in (1, 2))
+    return one.more(two.less(one), num_passes - 1)
+
+
+def _recorded(
+    model: ModelConfig,
+    train: TrainConfig,
+    rank: int,
+    num_passes: int,
+    stages: tuple[range, ...] | None = None,
+) -> StepAtScale:
     layout = train.layout
     assert not distributed.is_initialized(), "a group of another run"
     cpu = torch.device("cpu")
@@ -99,19 +126,24 @@ def _recorded(model: ModelConfig, train: TrainConfig, rank: int) -> StepAtScale:
         if needs_sharding(mesh):
             weights_mesh(mesh)  # of real tensors
         cut = context_cut(model, layout, rank, train.data.sequence_length)
-        count = train.own_sequences // micro_of(train)
-        batches = [counted(cut(empty_batch(train))) for _ in range(count)]
+        batches = [counted(cut(empty_batch(train))) for _ in range(num_passes)]
+        holdings = Holdings(model, layout, stages)
         with FakeTensorMode(allow_non_fake_inputs=True):
-            trainer = rank_trainer(model, train, mesh, (), PLAIN)
+            trainer = rank_trainer(model, train, mesh, (), PLAIN, holdings)
             trainer.mode = with_even_experts(trainer.mode, model, mesh)
+            between: list[Collective] = []
+            if trainer.pipeline is not None:
+                own = trainer.local.stages
+                trainer.pipeline = StagePasses(own, mesh)
+                between = sent_between_stages(own, mesh, batches, trainer.mode.forward)
             with CollectiveRecorder(mesh) as recorder:
                 gradients = trainer.run_passes(batches)
                 trainer.sharing.totals(torch.zeros(()), gradients)
-            own = trainer.weights.local.values()
+            local = trainer.weights.local.values()
             return StepAtScale(
-                tuple(recorder.totals()),
-                sum(each.numel() for each in own),
-                sum(each.nbytes for each in own),
+                summed(recorder.totals(), between, 1),
+                sum(each.numel() for each in local),
+                sum(each.nbytes for each in local),
                 sum(each.nbytes for _, each in trainer.weights.tensors()),
             )
     finally:

@@ -54,10 +54,12 @@ def local_config(config: ModelConfig, mesh: Mesh) -> ModelConfig:
     return rank_config(config, mesh.layout.tensor)
 
 
-def local_model(config: ModelConfig, mesh: Mesh, dtype: torch.dtype) -> LocalModel:
-    """Allocated and not yet written."""
+def local_model(
+    config: ModelConfig, mesh: Mesh, dtype: torch.dtype, holdings: Holdings | None = None
+) -> LocalModel:
+    """Allocated and not yet written. `holdings` are those of the layout, if no others are given."""
     check_experts(config, mesh.layout)
-    holdings = Holdings(config, mesh.layout)
+    holdings = holdings or Holdings(config, mesh.layout)
     own = local_config(config, mesh)
     stages: tuple[StageModel, ...] = ()
     with torch.device("meta"):
@@ -87,11 +89,11 @@ def _place(model: Transformer, dtype: torch.dtype, mesh: Mesh, devices: DeviceMe
     """Give it memory, and cut it over the ranks that share weights."""
     is_stage = isinstance(model, StageModel)
     for block in model.layers.children():
-        _allocate(block, dtype, mesh.device)
+        allocate(block, dtype, mesh.device)
         if devices is not None:
             whole = own_experts(block) if mesh.layout.expert > 1 else ()
             shard_block(block, devices, whole, stays_whole=is_stage)
-    _allocate_root(model, dtype, mesh.device)
+    allocate_root(model, dtype, mesh.device)
     if devices is not None and is_stage:
         shard_stage(model, devices)
     elif devices is not None:
@@ -111,18 +113,18 @@ def own_experts(block: Any) -> tuple[nn.Parameter, ...]:
     return (mlp.gate_up, mlp.down) if isinstance(mlp, ExpertMLP) else ()
 
 
-def _allocate(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+def allocate(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
     for each in module.modules():
         for name, parameter in list(each.named_parameters(recurse=False)):
             memory = torch.empty(parameter.shape, dtype=dtype, device=device)
             each.register_parameter(name, nn.Parameter(memory))
 
 
-def _allocate_root(model: Transformer, dtype: torch.dtype, device: torch.device) -> None:
+def allocate_root(model: Transformer, dtype: torch.dtype, device: torch.device) -> None:
     """What lies outside of the blocks; a tied head stays the embedding."""
     for name, module in model.named_children():
         if name != "layers":
-            _allocate(module, dtype, device)
+            allocate(module, dtype, device)
     if model.config.tied_embeddings and hasattr(model, "head"):
         model.head.weight = model.embed.weight
 

@@ -19,6 +19,7 @@ are computed with the inputs'.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -35,8 +36,10 @@ from torch.distributed.pipelining import (
 
 from ridgeline.data.loading.packing import IGNORED, PADDING_ID, PackedBatch
 from ridgeline.parallel.bubbles import check_micro_batches
+from ridgeline.parallel.exposed import CollectiveClock
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.training.ranks.stages import StageModel
+from ridgeline.training.stepping.context import CutBatch
 from ridgeline.training.stepping.forward import ForwardPlan
 from ridgeline.training.stepping.gradient_products import DeferredGradients
 from ridgeline.training.stepping.gradients import GradientSum
@@ -52,13 +55,28 @@ SCHEDULES: dict[str, Any] = {
 
 
 class SummingStage(PipelineStage):
-    """Adds gradients up in fp32 behind each backward pass."""
+    """Adds gradients up in fp32 behind each backward pass. While it is measured what communication
+    takes, it tells when it is at work and does not wait for neighbours.
+    """
 
     sums: GradientSum
+    clock: CollectiveClock | None = None
+
+    def forward_one_chunk(self, *args: Any, **options: Any) -> Any:
+        with self._at_work():
+            return super().forward_one_chunk(*args, **options)
 
     def backward_one_chunk(self, *args: Any, **options: Any) -> None:
-        super().backward_one_chunk(*args, **options)
-        self.sums.add()
+        with self._at_work():
+            super().backward_one_chunk(*args, **options)
+            self.sums.add()
+
+    def backward_weight_one_chunk(self, *args: Any, **options: Any) -> None:
+        with self._at_work():
+            super().backward_weight_one_chunk(*args, **options)
+
+    def _at_work(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.clock is None else self.clock.at_work()
 
 
 class Pipeline:
@@ -71,6 +89,7 @@ class Pipeline:
         self._size: tuple[int, int] | None = None  # micro-batches, and tokens of the stream
         self._runs: list[SummingStage] = []
         self._schedule: Any = None
+        self.clock: CollectiveClock | None = None  # while a step is measured
 
     def run(
         self, batches: Sequence[PackedBatch], seed: float, plan: ForwardPlan, sums: GradientSum
@@ -87,10 +106,17 @@ class Pipeline:
         sums.begin(1 if self._is_sharded else len(batches))
         for stage, run in zip(self._stages, self._runs, strict=True):
             stage.begin(batches, plan)
-            run.sums = sums
+            run.sums, run.clock = sums, self.clock
         numbers = torch.arange(len(batches), device=self._mesh.device)
-        self._schedule.step(*([numbers] if self._stages[0].is_first else []), target=numbers)
+        with self._waiting():
+            self._schedule.step(*([numbers] if self._stages[0].is_first else []), target=numbers)
         return self._total, sums.take()
+
+    def _waiting(self) -> AbstractContextManager[None]:
+        """What stages do not compute they wait."""
+        if self.clock is None:
+            return nullcontext()
+        return self.clock.waited_for(("receive", "pipeline", self._mesh.axis("pipeline").size))
 
     def _prepare(self, num_micro: int, num_tokens: int) -> None:
         """For micro-batches of this number and size."""
@@ -173,7 +199,7 @@ def reshard(stage: StageModel) -> None:
 
 
 def stream_tokens(batch: PackedBatch, plan: ForwardPlan) -> int:
-    """Rows of the stream on this rank."""
+    """Rows of the stream on this rank, whose batches have its own tokens of each sequence."""
     shares = plan.cut.axis.size if plan.cut is not None and plan.cut.by_tokens else 1
     return len(batch.ids) // shares
 
@@ -188,6 +214,7 @@ def _filled(batch: PackedBatch, num_more: int) -> PackedBatch:
     """With a document that has no targets behind the others."""
     if num_more == 0:
         return batch
+    assert not isinstance(batch, CutBatch), "rows of sequences of one length"
     own, like = batch.ids, torch.full_like
     total = len(own) + num_more
     return PackedBatch(

@@ -16,6 +16,7 @@ from ridgeline.data.loading.packing import PackedBatch
 from ridgeline.errors import UsageError
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.families.names import Index
+from ridgeline.parallel.holdings import Holdings
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.shards import whole_shapes
 from ridgeline.training.config import TrainConfig
@@ -33,13 +34,18 @@ if TYPE_CHECKING:  # torch's pipelines take seconds to import
     from ridgeline.training.ranks.pipeline import Pipeline
 
 
-class RankTrainer(Trainer):
-    """With what it takes to find each parameter's place in the whole."""
+class MeshTrainer(Trainer):
+    """One of several ranks."""
 
     mesh: Mesh
+    pipeline: Pipeline | None = None
+
+
+class RankTrainer(MeshTrainer):
+    """With what it takes to find each parameter's place in the whole."""
+
     local: LocalModel
     whole: ModelConfig  # of the model of which this is a part
-    pipeline: Pipeline | None = None
 
     def _run(self, batches: Sequence[PackedBatch], seed: float) -> tuple[Tensor, dict[str, Tensor]]:
         if self.pipeline is None:
@@ -61,13 +67,14 @@ def rank_trainer(
     mesh: Mesh,
     tensors: WholeTensors,
     ops: TrainingOps | None = None,
+    holdings: Holdings | None = None,
 ) -> RankTrainer:
     """`tensors` are those of the whole model, in any order; each rank keeps its part of them."""
     if mesh.layout.pipeline > 1 and train.graphs:
         raise UsageError("graphs cannot hold a pipeline's passes; remove --graphs, or pipeline")
     plan = PRECISIONS[train.precision].with_moments(train.optimizer.moments)
     mesh.join_kv_copies(config.num_kv_heads)
-    local = local_model(config, mesh, plan.dtype)
+    local = local_model(config, mesh, plan.dtype, holdings)
     masters = {
         name: torch.empty(part.local_shape, dtype=torch.float32, device=mesh.device)
         for name, part in local.parts.items()

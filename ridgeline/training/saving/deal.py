@@ -8,14 +8,19 @@ it, or else the one next to it.
     for files in deal(holdings, shapes, {"weight": 2, "first": 4}):     # round by round
         for file in files:                                              # one a rank at most
             file.owner, [(each.stored, each.sources) for each in file.tensors]
+
+Of thousands of ranks each has to know what it sends and writes itself: who sends the parts of a
+tensor is worked out where it is asked for.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, zip_longest
+from heapq import heapreplace
+from itertools import zip_longest
 from math import prod
 from typing import Any, NamedTuple
 
@@ -34,6 +39,26 @@ class SentPart(NamedTuple):
     region: Region
 
 
+class Holders:
+    """The ranks that have each part of a parameter; parameters that are alike share one."""
+
+    def __init__(self, ranks_of: Mapping[Region, list[int]]) -> None:
+        self.parts = tuple(ranks_of.items())
+        self._part_of = {rank: i for i, (_, ranks) in enumerate(self.parts) for rank in ranks}
+        self.ranks = sorted(self._part_of)
+
+    def part_sent_by(self, rank: int, owner: int) -> int | None:
+        """Which part a rank sends to the one that writes; None: another has the same and does."""
+        part = self._part_of.get(rank)
+        return part if part is not None and self.sender(part, owner) == rank else None
+
+    def sender(self, part: int, owner: int) -> int:
+        """Of the ranks that have it the nearest to the owner."""
+        ranks = self.parts[part][1]
+        above = bisect_left(ranks, owner)
+        return min(ranks[max(above - 1, 0) : above + 1], key=lambda rank: abs(rank - owner))
+
+
 @dataclass(frozen=True)
 class DealtTensor:
     kind: str
@@ -41,7 +66,24 @@ class DealtTensor:
     shape: tuple[int, ...]
     num_bytes: int
     owner: int
-    sources: tuple[SentPart, ...]  # all parts of it
+    holders: Holders
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.holders.parts)
+
+    @property
+    def sources(self) -> list[SentPart]:
+        """All parts of it."""
+        return [
+            SentPart(self.holders.sender(part, self.owner), region)
+            for part, (region, _) in enumerate(self.holders.parts)
+        ]
+
+    def sent_by(self, rank: int) -> tuple[int, Region] | None:
+        """The number of the part that this rank sends, and which it is."""
+        part = self.holders.part_sent_by(rank, self.owner)
+        return None if part is None else (part, self.holders.parts[part][0])
 
     @property
     def stored(self) -> str:
@@ -85,15 +127,13 @@ def _owned(
     has the fewest bytes to write so far.
     """
     holders = _all_holders(holdings, shapes)
-    ranks_of = {id(each): sorted(set(chain(*each.values()))) for each in holders.values()}
     wanted = [(kind, name) for kind in kinds for name in shapes]
     sizes = {(kind, name): kinds[kind] * prod(shapes[name]) for kind, name in wanted}
-    num_bytes: dict[int, int] = defaultdict(int)
-    owners = {}
-    for key in sorted(wanted, key=lambda key: -sizes[key]):
-        owner = min(ranks_of[id(holders[key[1]])], key=lambda rank: (num_bytes[rank], rank))
-        num_bytes[owner] += sizes[key]
-        owners[key] = owner
+    writers = Writers()
+    owners = {
+        key: writers.next_of(holders[key[1]], sizes[key])
+        for key in sorted(wanted, key=lambda key: -sizes[key])
+    }
     return [
         DealtTensor(
             kind,
@@ -101,20 +141,35 @@ def _owned(
             shapes[name],
             sizes[kind, name],
             owners[kind, name],
-            tuple(
-                SentPart(_nearest(ranks, owners[kind, name]), region)
-                for region, ranks in holders[name].items()
-            ),
+            holders[name],
         )
         for kind, name in wanted
     ]
 
 
-def _all_holders(
-    holdings: Holdings, shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, dict[Region, list[int]]]:
+class Writers:
+    """Of some ranks the one that has the fewest bytes to write so far, the first of these."""
+
+    def __init__(self) -> None:
+        self._num_bytes: dict[int, int] = defaultdict(int)
+        self._heaps: dict[int, list[tuple[int, int]]] = {}  # by the holders: bytes, rank
+
+    def next_of(self, holders: Holders, num_bytes: int) -> int:
+        """Who is to write so many more."""
+        heap = self._heaps.get(id(holders))
+        if heap is None:
+            heap = self._heaps[id(holders)] = [(0, rank) for rank in holders.ranks]
+        while heap[0][0] != self._num_bytes[heap[0][1]]:  # it has got more from another heap
+            heapreplace(heap, (self._num_bytes[heap[0][1]], heap[0][1]))
+        before, rank = heap[0]
+        self._num_bytes[rank] = before + num_bytes
+        heapreplace(heap, (before + num_bytes, rank))
+        return rank
+
+
+def _all_holders(holdings: Holdings, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Holders]:
     """Layers of a stage are alike: thousands of ranks are asked for one of them."""
-    known: dict[Any, dict[Region, list[int]]] = {}
+    known: dict[Any, Holders] = {}
     holders = {}
     last = holdings.layout.num_stages - 1
     for name, shape in shapes.items():
@@ -125,19 +180,24 @@ def _all_holders(
     return holders
 
 
-def _holders(holdings: Holdings, name: str, shape: Sequence[int]) -> dict[Region, list[int]]:
-    """The ranks that have each part of a parameter."""
+def _holders(holdings: Holdings, name: str, shape: Sequence[int]) -> Holders:
+    """Ranks that differ in what cuts no weight (`replicate`, `context`) have the same."""
+    layout, is_expert = holdings.layout, holdings.is_expert(name)
     ranks_of: dict[Region, list[int]] = defaultdict(list)
-    for rank in range(holdings.layout.size):
-        part = holdings.of(name, shape, rank)
-        if part is not None and prod(part.region.shape) > 0:
-            ranks_of[part.region].append(rank)
+    known: dict[tuple[int, ...], Region | None] = {}
+    for rank in range(layout.size):
+        place = layout.coordinates(rank)
+        own = layout.index(rank, "expert") if is_expert else place.shard
+        key = (place.pipeline, own, place.tensor)
+        if key not in known:
+            part = holdings.of(name, shape, rank)
+            is_there = part is not None and prod(part.region.shape) > 0
+            known[key] = part.region if part is not None and is_there else None
+        region = known[key]
+        if region is not None:
+            ranks_of[region].append(rank)
     assert ranks_of, f"no rank has {name}"
-    return ranks_of
-
-
-def _nearest(ranks: Sequence[int], owner: int) -> int:
-    return min(ranks, key=lambda rank: (abs(rank - owner), rank))
+    return Holders(ranks_of)
 
 
 def _files(owner: int, tensors: Sequence[DealtTensor], file_bytes: int) -> list[DealtFile]:

@@ -40,7 +40,7 @@ def exchanged(
     arriving: list[_Arriving] = []
     sending: list[tuple[Any, Tensor]] = []  # the memory has to live as long
     with lost_ranks():
-        for tag, (tensor, source, region) in enumerate(_parts(files)):
+        for tag, tensor, source, region in _own_parts(files, rank):
             if source == rank:
                 part = held[tensor.stored].cpu().contiguous()
                 if tensor.owner == rank:
@@ -48,7 +48,7 @@ def exchanged(
                 else:
                     work = dist.isend(_bytes(part), tensor.owner, group=_group(hosts), tag=tag)
                     sending.append((work, part))
-            elif tensor.owner == rank:
+            else:
                 part = torch.empty(region.shape, dtype=held[tensor.stored].dtype)
                 work = dist.irecv(_bytes(part), source, group=_group(hosts), tag=tag)
                 arriving.append(_Arriving(work, part, whole[tensor.stored], region))
@@ -62,12 +62,19 @@ def exchanged(
     return [(each, whole[each.stored]) for each in owned]
 
 
-def _parts(files: Round) -> Iterator[tuple[DealtTensor, int, Region]]:
-    """In the same order on every rank."""
+def _own_parts(files: Round, rank: int) -> Iterator[tuple[int, DealtTensor, int, Region]]:
+    """What this rank sends or gets, and from whom, with a number that is the part's on every
+    rank.
+    """
+    first = 0
     for file in files:
         for tensor in file.tensors:
-            for source in tensor.sources:
-                yield tensor, source.rank, source.region
+            if tensor.owner == rank:
+                for number, source in enumerate(tensor.sources):
+                    yield first + number, tensor, source.rank, source.region
+            elif (sent := tensor.sent_by(rank)) is not None:
+                yield first + sent[0], tensor, rank, sent[1]
+            first += tensor.num_parts
 
 
 def _group(hosts: Axis | None) -> Any:

@@ -51,8 +51,7 @@ class RankSaver(CheckpointSaver):
             for files in rounds
             for file in files
             for each in file.tensors
-            for source in each.sources
-            if source.rank == self._mesh.rank
+            if each.sent_by(self._mesh.rank) is not None
         }
         pieces: dict[str, list[WeightPart]] = defaultdict(list)
         for piece in parts(trainer.whole, exporter.description.family.hf_names):

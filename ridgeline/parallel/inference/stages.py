@@ -23,7 +23,7 @@ from ridgeline.errors import UsageError
 from ridgeline.models import ModelConfig
 from ridgeline.models.cost import layer_matrices
 from ridgeline.models.transformer import RMSNorm
-from ridgeline.parallel.group import Group
+from ridgeline.parallel.inference.group import Group
 from ridgeline.parallel.layout import cut_by_cost
 
 

@@ -38,8 +38,14 @@ from ridgeline.models.transformer import (
     RMSNorm,
 )
 from ridgeline.parallel.degrees import rank_config
-from ridgeline.parallel.group import Group
-from ridgeline.parallel.stages import AroundRing, HandedOn, TakenOver, stage_config, stage_layers
+from ridgeline.parallel.inference.group import Group
+from ridgeline.parallel.inference.stages import (
+    AroundRing,
+    HandedOn,
+    TakenOver,
+    stage_config,
+    stage_layers,
+)
 from ridgeline.quantization.files.matrix import StoredMatrix
 from ridgeline.quantization.head import HEAD, quantized_head
 from ridgeline.quantization.linear import QuantizedLinear, replace_layer

@@ -17,7 +17,7 @@ from torch import Tensor, distributed
 from torch.distributed import distributed_c10d
 
 from ridgeline.errors import HardwareError
-from ridgeline.parallel.group import Group, Reduction
+from ridgeline.parallel.inference.group import Group, Reduction
 
 dist: Any = distributed  # whose stubs name only half of what it has
 c10d: Any = distributed_c10d

@@ -24,9 +24,9 @@ from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.models.families import Description
 from ridgeline.models.families.names import Index
 from ridgeline.models.weights import stored_parts, stream_weights
-from ridgeline.parallel.group import Group
+from ridgeline.parallel.inference.group import Group
+from ridgeline.parallel.inference.tensor import allocate, own_name, set_codes
 from ridgeline.parallel.shards import cut_codes, shard_of, write_part
-from ridgeline.parallel.tensor import allocate, own_name, set_codes
 from ridgeline.progress import Progress
 from ridgeline.quantization.calibrating.work import codes_on
 from ridgeline.quantization.files.fuse import Whole, model_weights

@@ -123,8 +123,3 @@ class TokenStore:
             )
             state.update(np.ascontiguousarray(counted).data)
         return state.hexdigest()
-
-
-def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
-    """Two bytes where they are enough."""
-    return np.uint16 if vocab_size <= 2**16 else np.uint32

@@ -1,0 +1,1 @@
+"""From raw text to the shards that training reads."""

@@ -5,6 +5,7 @@ its classes of characters, `native.py` makes the kernel of both, `corpus_tokeniz
 Arrow buffers, `certificate.py` proves a sample of what it gave, or all of it.
 """
 
-from ridgeline.data.corpus.tokens.corpus_tokenizer import CorpusTokenizer, EncodedTexts, TextCounts
+from ridgeline.data.corpus.tokens.certificate import TokenCertificate, certified, summed
+from ridgeline.data.corpus.tokens.corpus_tokenizer import CorpusTokenizer, EncodedTexts
 
-__all__ = ["CorpusTokenizer", "EncodedTexts", "TextCounts"]
+__all__ = ["CorpusTokenizer", "EncodedTexts", "TokenCertificate", "certified", "summed"]

@@ -40,7 +40,7 @@ class TextCounts:
     tokens: int = 0
     missing_bytes: int = 0  # without a token: they are not in the ids
     special_texts: dict[str, int] = field(default_factory=dict)  # written in texts: they stay text
-    by_library: int = 0  # texts that the kernel left to the library
+    library_texts: int = 0  # that the kernel left to the library
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,10 @@ class TextSlice:
     data: Data
     offsets: Offsets
 
+    @property
+    def num_texts(self) -> int:
+        return len(self.offsets) - 1
+
     def text(self, number: int) -> str:
         begin, end = self.offsets[number], self.offsets[number + 1]
         return self.data[begin:end].tobytes().decode()
@@ -68,14 +72,16 @@ class CorpusTokenizer:
     def __init__(self, tokenizer: Tokenizer, *, native: bool = True) -> None:
         self.tokenizer = tokenizer
         self.dtype = token_dtype(tokenizer.vocab_size)
+        self.before = tuple(tokenizer.prefix_ids)
+        self.behind = tuple(tokenizer.text_end_ids)
         self.native: NativeTokenizer | None = None
-        self.reason = "" if native else "it is not wanted"  # why the kernel is not used
+        self.reason = ""  # why the kernel is not used
         if native:
             try:
                 self.native = NativeTokenizer(tokenizer)
             except UnsupportedError as error:
-                self.reason = str(error)
-                log.warning("the tokenizers library is used, which is slower: %s", error)
+                self.reason = f"tokenized by the library, which is slower: {error}"
+                log.warning("%s", self.reason)
         added = tokenizer.plain_backend.get_added_tokens_decoder().values()
         self._specials = sorted({token.content for token in added if token.special})
         self._others = sorted({token.content for token in added if not token.special})
@@ -84,16 +90,16 @@ class CorpusTokenizer:
             needles = [text.encode() for text in (*self._specials, *self._others)]
             self._surveyor = TextSurveyor(needles, tokenizer.missing_bytes, self.native.order)
 
-    @property
-    def engine(self) -> str:
-        return "tokenizers" if self.native is None else "native"
+    def by_library(self) -> CorpusTokenizer:
+        """The same without the kernel."""
+        return CorpusTokenizer(self.tokenizer, native=False)
 
     def encode(self, texts: Any) -> EncodedTexts:
         """Of an Arrow array of strings without nulls; each is a document of its own."""
         counts = TextCounts()
         ids: list[NDArray[Any]] = [np.empty(0, self.dtype)]
         offsets: list[Offsets] = [np.zeros(1, dtype=np.int64)]
-        for part in _slices(texts):
+        for part in slices(texts):
             part_ids, part_offsets = self._surrounded(*self._encode_slice(part, counts))
             ids.append(part_ids)
             offsets.append(part_offsets[1:] + offsets[-1][-1])
@@ -102,8 +108,7 @@ class CorpusTokenizer:
         return EncodedTexts(whole, np.concatenate(offsets), counts)
 
     def _encode_slice(self, part: TextSlice, counts: TextCounts) -> tuple[NDArray[Any], Offsets]:
-        num_texts = len(part.offsets) - 1
-        counts.texts += num_texts
+        counts.texts += part.num_texts
         counts.bytes += int(part.offsets[-1] - part.offsets[0])
         if self.native is None:
             return self._by_library(part, counts)
@@ -117,7 +122,7 @@ class CorpusTokenizer:
         is_odd = survey.hits[:, len(self._specials) :].any(axis=1) | survey.may_compose
         if is_odd.any():
             chosen = np.flatnonzero(is_odd)
-            counts.by_library += len(chosen)
+            counts.library_texts += len(chosen)
             odd = [self._encode_odd(part.text(number)) for number in chosen.tolist()]
             ids, offsets = _replaced(ids, offsets, chosen, odd)
         return ids, offsets
@@ -131,8 +136,8 @@ class CorpusTokenizer:
         return np.array(self.tokenizer.encode_many([text])[0], dtype=np.uint32)
 
     def _by_library(self, part: TextSlice, counts: TextCounts) -> tuple[NDArray[Any], Offsets]:
-        texts = [part.text(number) for number in range(len(part.offsets) - 1)]
-        counts.by_library += len(texts)
+        texts = [part.text(number) for number in range(part.num_texts)]
+        counts.library_texts += len(texts)
         for text in texts:
             for special in self._specials:
                 if number := text.count(special):
@@ -153,25 +158,23 @@ class CorpusTokenizer:
 
     def _surrounded(self, ids: NDArray[Any], offsets: Offsets) -> tuple[NDArray[Any], Offsets]:
         """Documents, of the ids of texts."""
-        before = np.array(self.tokenizer.prefix_ids, dtype=self.dtype)
-        behind = np.array(self.tokenizer.text_end_ids, dtype=self.dtype)
-        added = len(before) + len(behind)
+        added = len(self.before) + len(self.behind)
         offsets = offsets + added * np.arange(len(offsets))
         if not added:
             return ids.astype(self.dtype), offsets
         out = np.empty(offsets[-1], dtype=self.dtype)
         is_text = np.ones(len(out), dtype=np.bool_)
-        for number, token in enumerate(before):
+        for number, token in enumerate(self.before):
             out[offsets[:-1] + number] = token
             is_text[offsets[:-1] + number] = False
-        for number, token in enumerate(behind[::-1], 1):
+        for number, token in enumerate(self.behind[::-1], 1):
             out[offsets[1:] - number] = token
             is_text[offsets[1:] - number] = False
         out[is_text] = ids
         return out, offsets
 
 
-def _slices(texts: Any) -> Iterator[TextSlice]:
+def slices(texts: Any) -> Iterator[TextSlice]:
     """The texts of an Arrow array, some at once. Nothing is copied but offsets."""
     import pyarrow
 

@@ -1,8 +1,8 @@
 """`CorpusRecipe`: how raw files become a corpus. Small frozen dataclasses, one for each part.
 
-    recipe = replace(CorpusRecipe(), language=LanguageOptions(keep=("en",)))
-    print(as_toml(recipe))                      # what `ridgeline data build --show` prints
-    load_recipe(Path("corpus/recipe.json"))     # a recipe that a build has stored; or a .toml
+recipe = replace(CorpusRecipe(), language=LanguageOptions(keep=("en",)))
+print(as_toml(recipe))                      # what `ridgeline data build --show` prints
+load_recipe(Path("corpus/recipe.json"))     # a recipe that a build has stored; or a .toml
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class ReadOptions:
     )
     max_ratio: int = field(
         default=200,
-        metadata=field_help("files that unpack to more than this, times their size, too", minimum=2),
+        metadata=field_help(
+            "files that unpack to more than this, times their size, too", minimum=2
+        ),
     )
     unit_mb: int = field(
         default=64,
@@ -93,9 +95,7 @@ class QualityOptions:
                 f"rules has {sorted(unknown)[0]!r}; give some of gopher, c4, fineweb, or none"
             )
         if self.min_words > self.max_words:
-            raise UsageError(
-                f"min_words is {self.min_words}, more than max_words {self.max_words}"
-            )
+            raise UsageError(f"min_words is {self.min_words}, more than max_words {self.max_words}")
 
 
 @dataclass(frozen=True)
@@ -134,12 +134,28 @@ class PiiOptions:
 
 
 @dataclass(frozen=True)
+class TokenOptions:
+    tokenizer: str = field(
+        default="demo",
+        metadata=field_help("the model whose tokenizer it is: folder, hub name, demo"),
+    )
+    certify: bool = field(
+        default=False,
+        metadata=field_help("compare all ids with the library's, not a hundredth of them"),
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
 class CorpusRecipe:
     read: ReadOptions = field(default_factory=ReadOptions)
     clean: CleanOptions = field(default_factory=CleanOptions)
     quality: QualityOptions = field(default_factory=QualityOptions)
     language: LanguageOptions = field(default_factory=LanguageOptions)
     pii: PiiOptions = field(default_factory=PiiOptions)
+    tokens: TokenOptions = field(default_factory=TokenOptions)
 
 
 def as_json(recipe: CorpusRecipe) -> str:

@@ -1,5 +1,5 @@
-"""Documents of JSON lines, and of plain text that is cut at a separator: those that begin in a range
-of bytes. A whole file of text is one document.
+"""Documents of JSON lines, and of plain text that is cut at a separator: those that begin in a
+range of bytes. A whole file of text is one document.
 
 orjson parses line by line, so that a bad one stays alone (`scan_ndjson` fails a whole file).
 """

@@ -28,6 +28,14 @@ def open_unpacked(path: str | Path, packing: Packing, max_ratio: int) -> BinaryI
     return io.BufferedReader(_Unpacker(path, packing, max_ratio), BUFFER_BYTES)
 
 
+def packing_ratio(path: str | Path, packing: Packing, max_ratio: int, num_bytes: int) -> float:
+    """Unpacked bytes for each of the file's, of its first `num_bytes`."""
+    unpacker = _Unpacker(path, packing, max_ratio)
+    with io.BufferedReader(unpacker, BUFFER_BYTES) as file:
+        size = len(file.read(num_bytes))
+        return size / max(1, unpacker.num_packed)
+
+
 class _Unpacker(io.RawIOBase):
     def __init__(self, path: str | Path, packing: Packing, max_ratio: int) -> None:
         self._file = open(path, "rb", buffering=BUFFER_BYTES)  # noqa: SIM115 - closed by close
@@ -50,6 +58,11 @@ class _Unpacker(io.RawIOBase):
             )
         view[: len(data)] = data
         return len(data)
+
+    @property
+    def num_packed(self) -> int:
+        """Bytes of the file that were taken so far."""
+        return self._file.tell()
 
     def close(self) -> None:
         self._file.close()

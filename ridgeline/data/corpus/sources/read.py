@@ -34,11 +34,13 @@ def piece_documents(piece: Piece, options: ReadOptions) -> Iterator[RawDocument]
         yield refused(piece.begin, piece.num_bytes, piece.reason)
         return
     _check_unchanged(piece)
-    last = piece.begin
+    last, is_empty = piece.begin, True
     try:
         for document in _documents(piece, options):
             yield document
-            last = document.offset + document.num_bytes
+            last, is_empty = document.offset + document.num_bytes, False
+        if is_empty and not piece.begin:
+            yield refused(0, 0, "no document in it")
     except BrokenInput as error:
         yield refused(last, 0, str(error))
     except OSError as error:

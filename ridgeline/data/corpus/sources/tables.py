@@ -10,12 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow
-import pyarrow.compute
 import pyarrow.ipc
 import pyarrow.parquet
 import pyarrow.types
 
-from ridgeline.data.corpus.sources.document import RawDocument, checked, refused, too_long
+from ridgeline.data.corpus.sources.document import RawDocument, decoded, refused, too_long
 from ridgeline.data.corpus.sources.packed import BrokenInput
 
 ROWS_AT_ONCE = 256
@@ -100,7 +99,6 @@ def _arrow_parts(path: str, begin: int, end: int, field: str) -> Batches:
         if first >= end:
             return
         check_column(batch.schema, field)
-        batch.select([field]).validate(full=True)
         for start in range(max(0, begin - first), batch.num_rows, ROWS_AT_ONCE):
             yield first + start, batch.slice(start, ROWS_AT_ONCE)
 
@@ -111,8 +109,8 @@ def _documents(
     row = begin
     try:
         for first, batch in batches:
-            texts = batch.column(batch.schema.get_field_index(field)).to_pylist()
-            for number, text in enumerate(texts, first):
+            texts = batch.column(batch.schema.get_field_index(field))
+            for number, text in enumerate(_as_bytes(texts), first):
                 if begin <= number < end:
                     yield _document(text, number, field, max_bytes)
                     row = number + 1
@@ -121,13 +119,20 @@ def _documents(
             yield refused(number, 0, f"broken from row {row} on: {first_line(error)}")
 
 
-def _document(text: str | None, row: int, field: str, max_bytes: int) -> RawDocument:
-    if text is None:
+def _as_bytes(texts: Any) -> list[bytes | None]:
+    """A text that is not UTF-8 stays alone that way."""
+    if pyarrow.types.is_dictionary(texts.type):
+        texts = texts.dictionary_decode()
+    values: list[bytes | None] = texts.cast(pyarrow.large_binary()).to_pylist()
+    return values
+
+
+def _document(data: bytes | None, row: int, field: str, max_bytes: int) -> RawDocument:
+    if data is None:
         return refused(row, 0, f"{field} is null")
-    num_bytes = len(text.encode())
-    if num_bytes > max_bytes:
-        return too_long(row, num_bytes, max_bytes)
-    return checked(text, row, num_bytes)
+    if len(data) > max_bytes:
+        return too_long(row, len(data), max_bytes)
+    return decoded(data, row)
 
 
 def first_line(error: BaseException) -> str:

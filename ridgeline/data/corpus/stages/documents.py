@@ -33,6 +33,7 @@ from ridgeline.data.corpus.units.unit import Unit
 BATCH_BYTES = 4 << 20  # of text that are held at once: memory is a few times as much
 BATCH_DOCUMENTS = 1 << 14
 ID_BYTES = 16
+NUM_SHOWN = 5  # quarantined documents of a unit that its note names
 KEPT, QUARANTINED, LANGUAGE = "", "quarantined", "language"  # verdicts; others are rules' names
 SCHEMA = pyarrow.schema(
     [
@@ -58,6 +59,7 @@ class Tally:
     rules: Counter[str] = field(default_factory=Counter)  # documents each would drop by itself
     scrubbed: Counter[str] = field(default_factory=Counter)
     languages: Counter[str] = field(default_factory=Counter)  # of kept documents
+    quarantined: list[tuple[str, int, str]] = field(default_factory=list)  # the first: file, place
     num_bytes: int = 0  # of text as it was read
     kept_bytes: int = 0
     stages_s: Counter[str] = field(default_factory=Counter)  # CPU seconds
@@ -81,9 +83,12 @@ def documents(
 ) -> dict[str, Any]:  # fmt: skip
     """A task. `languages`: whether they are named."""
     tally = Tally()
-    with output.open("wb") as file, pyarrow.parquet.ParquetWriter(
-        file, SCHEMA, compression="zstd", compression_level=1
-    ) as writer:
+    with (
+        output.open("wb") as file,
+        pyarrow.parquet.ParquetWriter(
+            file, SCHEMA, compression="zstd", compression_level=1
+        ) as writer,
+    ):
         for batch in _batches(unit, recipe, tally):
             table = _judged(batch, recipe, languages, engine, tally)
             with tally.timed("write"):
@@ -136,6 +141,9 @@ def _judged(
             tally.rules[name] += int((judged[name] & is_read).sum())
         frame = frame.with_columns(verdict=_verdict(recipe, judged["verdict"]))
     tally.verdicts.update(frame["verdict"].to_list())
+    tally.quarantined += [
+        (file, document.offset, document.reason) for file, document in batch if document.reason
+    ][: NUM_SHOWN - len(tally.quarantined)]
     with tally.timed("pii"):
         is_kept = frame["verdict"] == KEPT
         scrubbed, counts = scrub(frame["text"].filter(is_kept), recipe.pii)

@@ -15,7 +15,6 @@ from ridgeline.data.corpus.recipe import PiiOptions
 from ridgeline.data.corpus.stages.columns import changed_where
 
 
-
 @dataclass(frozen=True)
 class Pattern:
     sign: str  # a text without a match of it has none of the other: quick to look for

@@ -4,19 +4,21 @@ counts of a text: Gopher's (arXiv 2112.11446), C4's (1910.10683), FineWeb's (240
     verdicts(frame, QualityOptions())       # a column: "" or the first rule that drops a text
 
 Thresholds are the papers'. Counts are integers and ratios are compared without dividing, so that
-every engine of Polars decides alike. What is written without spaces (Chinese, Japanese, Thai) counts
-a word a character, and is not judged by rules on the shape of words.
+every engine of Polars decides alike. What is written without spaces (Chinese, Japanese, Thai)
+counts a word a character, and is not judged by rules on the shape of words.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal
 
 import polars
 from polars import Expr, col
 
 from ridgeline.data.corpus.recipe import QualityOptions
+from ridgeline.errors import MissingPackageError
 
 PolarsEngine = Literal["auto", "gpu"]
 UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
@@ -27,6 +29,16 @@ SHORT_LINE = 30  # characters
 NUM_GRAM = 5  # words that are looked for again
 MIXER = 0x9E3779B97F4A7C15  # an odd number that scatters bits: of the golden ratio
 EMPTY = "empty"
+
+
+def checked_engine(name: str) -> PolarsEngine:
+    """Of `cpu` and `gpu`; MissingPackageError where Polars has no GPU engine."""
+    if name == "gpu" and find_spec("cudf_polars") is None:
+        raise MissingPackageError(
+            "--engine gpu needs the package cudf-polars and a GPU of NVIDIA; try: pip install "
+            "cudf-polars-cu13, or --engine cpu"
+        )
+    return "gpu" if name == "gpu" else "auto"
 
 
 @dataclass(frozen=True)

@@ -129,12 +129,8 @@ def _unpacked_bytes(whole: Piece, options: ReadOptions) -> tuple[int, BrokenInpu
 def _parquet_pieces(whole: Piece, options: ReadOptions) -> Iterator[Piece]:
     with parquet_file(whole.file) as file:
         check_column(file.schema_arrow, options.text_field)
-        names = file.schema.names
-        column = next(
-            number
-            for number, name in enumerate(names)
-            if file.schema.column(number).path == options.text_field
-        )
+        paths = [file.schema.column(number).path for number in range(len(file.schema))]
+        column = paths.index(options.text_field)
         row = 0
         for number in range(file.metadata.num_row_groups):
             group = file.metadata.row_group(number)
@@ -169,15 +165,19 @@ def _row_pieces(
 def _warc_pieces(whole: Piece, options: ReadOptions) -> Iterator[Piece]:
     begin = 0
     size = whole.state.num_bytes
-    num_records = 0
+    last = -1
     with open(whole.file, "rb") as file:
         for record in warc_records(file):
             place = record.stream_pos
+            if place <= last:
+                raise BrokenInput("several records are packed as one; unpack the file first")
             if record.content_length > options.max_ratio * size:
-                raise BrokenInput(f"a record of more than {options.max_ratio} times the file's size")
+                raise BrokenInput(
+                    f"a record of more than {options.max_ratio} times the file's size"
+                )
             if place - begin >= options.unit_bytes:
                 yield replace(whole, begin=begin, end=place, num_bytes=place - begin)
                 begin = place
-            num_records += 1
-    if num_records:
+            last = place
+    if last >= 0:
         yield replace(whole, begin=begin, end=size, num_bytes=size - begin)

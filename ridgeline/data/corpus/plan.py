@@ -101,9 +101,8 @@ def _sample(folder: Path, files: Sequence[InputFile], recipe: CorpusRecipe) -> t
         "recipe": recipe,
         "languages": is_identified(recipe.language),
     }
-    (judged,) = ledger.run(
-        "documents", [Task("documents", documents, "documents", arguments=arguments)], engine
-    )
+    for name in ("cold", "documents"):  # the first loads the language model and expressions
+        (judged,) = ledger.run(name, [Task(name, documents, name, arguments=arguments)], engine)
     if not judged.counts["verdicts"].get(""):
         raise CorpusError(
             f"of a sample of {sum(judged.counts['verdicts'].values())} documents the recipe keeps "
@@ -111,19 +110,10 @@ def _sample(folder: Path, files: Sequence[InputFile], recipe: CorpusRecipe) -> t
         )
     name = recipe.tokens.tokenizer
     digest = Tokenizer.load(resolve_model(name)).digest
-    (tokens,) = ledger.run(
-        "tokens",
-        [
-            Task(
-                "tokens",
-                write_tokens,
-                "tokens",
-                ("documents",),
-                {"tokenizer": name, "digest": digest, "certify": recipe.tokens.certify},
-            )
-        ],
-        engine,
-    )
+    arguments = {"tokenizer": name, "digest": digest, "certify": recipe.tokens.certify}
+    for stage in ("cold_tokens", "tokens"):  # the first loads the tokenizer
+        task = Task(stage, write_tokens, stage, ("documents",), arguments)
+        (tokens,) = ledger.run(stage, [task], engine)
     return judged, tokens
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import zlib
+from contextlib import closing
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,10 +23,30 @@ class BrokenInput(Exception):  # noqa: N818 - becomes the reason of a quarantine
     """A file that cannot be read on."""
 
 
+class BombError(BrokenInput):
+    """Of which nothing is read."""
+
+
 def open_unpacked(path: str | Path, packing: Packing, max_ratio: int) -> BinaryIO:
     if not packing:
         return open(path, "rb", buffering=BUFFER_BYTES)
     return io.BufferedReader(_Unpacker(path, packing, max_ratio), BUFFER_BYTES)
+
+
+def unpacked_bytes(
+    path: str | Path, packing: Packing, max_ratio: int
+) -> tuple[int, BrokenInput | None]:
+    """How many a packed file has, and what is wrong behind them. BombError for a bomb."""
+    size = 0
+    with closing(_Unpacker(path, packing, max_ratio)) as file:
+        try:
+            while block := file.read(BUFFER_BYTES):
+                size += len(block)
+        except BombError:
+            raise
+        except BrokenInput as error:
+            return size, error
+    return size, None
 
 
 def packing_ratio(path: str | Path, packing: Packing, max_ratio: int, num_bytes: int) -> float:
@@ -53,7 +74,7 @@ class _Unpacker(io.RawIOBase):
             raise BrokenInput(f"broken at unpacked byte {self._num_out}: {error}") from None
         self._num_out += len(data)
         if self._num_out > FREE_BYTES + self._ratio * self._file.tell():
-            raise BrokenInput(
+            raise BombError(
                 f"unpacks to more than {self._ratio} times its size (max_ratio): a bomb?"
             )
         view[: len(data)] = data

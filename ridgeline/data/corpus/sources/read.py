@@ -42,9 +42,12 @@ def piece_documents(piece: Piece, options: ReadOptions) -> Iterator[RawDocument]
         if is_empty and not piece.begin:
             yield refused(0, 0, "no document in it")
     except BrokenInput as error:
-        yield refused(last, 0, str(error))
+        if not piece.reason:
+            yield refused(last, 0, str(error))
     except OSError as error:
         yield refused(last, 0, f"cannot be read: {error.strerror or error}")
+    if piece.reason:
+        yield refused(last, 0, piece.reason)
     _check_unchanged(piece)
 
 

@@ -12,13 +12,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ridgeline.data.corpus.recipe import ReadOptions
-from ridgeline.data.corpus.sources.packed import BUFFER_BYTES, BrokenInput, open_unpacked
+from ridgeline.data.corpus.sources.packed import BrokenInput, unpacked_bytes
 from ridgeline.data.corpus.sources.read import file_state
 from ridgeline.data.corpus.sources.tables import (
     FAILURES,
@@ -101,29 +100,17 @@ def _pieces(whole: Piece, options: ReadOptions) -> Iterator[Piece]:
 
 
 def _byte_pieces(whole: Piece, options: ReadOptions) -> Iterator[Piece]:
-    """What follows a place where a packed file is broken is lost, and told."""
+    """What follows a place where a packed file is broken is lost, and the last piece tells it."""
     size, broken = whole.state.num_bytes, None
     if whole.packing:
-        size, broken = _unpacked_bytes(whole, options)
+        size, broken = unpacked_bytes(whole.file, whole.packing, options.max_ratio)
+    if broken is not None and not size:
+        raise broken
     for begin in range(0, size, options.unit_bytes):
         end = min(size, begin + options.unit_bytes)
+        reason = str(broken) if broken is not None and end == size else ""
         num_bytes = max(SMALL_FILE_BYTES, end - begin)
-        yield replace(whole, begin=begin, end=end, num_bytes=num_bytes)
-    if broken is not None:
-        yield replace(_refused(whole, str(broken)), begin=size)
-
-
-def _unpacked_bytes(whole: Piece, options: ReadOptions) -> tuple[int, BrokenInput | None]:
-    size = 0
-    with closing(open_unpacked(whole.file, whole.packing, options.max_ratio)) as file:
-        try:
-            while block := file.read(BUFFER_BYTES):
-                size += len(block)
-        except BrokenInput as error:
-            if "max_ratio" in str(error):
-                raise
-            return size, error
-    return size, None
+        yield replace(whole, begin=begin, end=end, num_bytes=num_bytes, reason=reason)
 
 
 def _parquet_pieces(whole: Piece, options: ReadOptions) -> Iterator[Piece]:

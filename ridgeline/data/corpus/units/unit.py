@@ -34,7 +34,7 @@ class Piece:
     end: int = 0
     num_bytes: int = 0  # of input, about: what fills a unit
     state: FileState = field(default_factory=FileState)
-    reason: str = ""  # of a file that is not read
+    reason: str = ""  # why the file is not read, or not behind this piece
 
 
 @dataclass(frozen=True)

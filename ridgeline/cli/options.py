@@ -50,6 +50,8 @@ TITLES = {  # of the groups in --help
     "QualityOptions": "quality",
     "LanguageOptions": "language",
     "PiiOptions": "personal data",
+    "DuplicateOptions": "duplicates",
+    "DecontaminationOptions": "evaluation sets",
     "TokenOptions": "tokens",
 }
 LONGEST_METAVAR = 60  # letters; the words a field takes are part of its help then

@@ -13,16 +13,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ridgeline.data.corpus.decontamination import decontaminate, evaluation_task
+from ridgeline.data.corpus.duplicates import DuplicateReport, duplicate_tasks
 from ridgeline.data.corpus.engines.engine import TaskEngine
-from ridgeline.data.corpus.ledger.ledger import WORK_FOLDER, Ledger
+from ridgeline.data.corpus.ledger.ledger import Ledger
 from ridgeline.data.corpus.ledger.lock import builder_lock
-from ridgeline.data.corpus.ledger.task import Note, Task
+from ridgeline.data.corpus.ledger.task import WORK_FOLDER, Note, Task
 from ridgeline.data.corpus.recipe import FILE_NAME, CorpusRecipe, as_json
-from ridgeline.data.corpus.report import accounts, stage_rates
+from ridgeline.data.corpus.report import accounts, stage_rates, summed
 from ridgeline.data.corpus.shards import write_documents, write_index, write_tokens
 from ridgeline.data.corpus.shards.index import INDEX_NAME
 from ridgeline.data.corpus.sources.read import file_state
-from ridgeline.data.corpus.stages.documents import documents
+from ridgeline.data.corpus.stages.documents import KEPT, documents
 from ridgeline.data.corpus.stages.language import is_identified
 from ridgeline.data.corpus.stages.quality import PolarsEngine
 from ridgeline.data.corpus.units.cutting import cut_files, read_pieces
@@ -36,6 +38,9 @@ from ridgeline.progress import Progress
 
 FILES_AT_ONCE = 256  # that one task cuts, where that takes no reading
 REPORT_NAME = "report.json"
+# As they are shown; copies come last, when it is known what else is left out.
+DUPLICATE_STAGES = ("bands", "pairs", "shingles", "similarity", "near duplicates", "copies")
+Removals = dict[str, list[str]]  # by verdict, for each unit the file that lists the documents
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,8 @@ class _Builder:
         self._order, self._recipe, self._out = order, order.recipe, order.out
         self._engine, self._progress = engine, progress
         self._ledger = Ledger(order.out)
+        self._later: list[Note] = []  # between documents and shards
+        self._facts: dict[str, Any] = {}  # what they came to
         self._words: list[str] = []  # what a reader of the report has to know
         if not is_identified(self._recipe.language) and self._recipe.language.identify == "auto":
             self._words.append(
@@ -82,9 +89,11 @@ class _Builder:
             return done
         tokenizer = Tokenizer.load(resolve_model(self._recipe.tokens.tokenizer))
         (self._out / INDEX_NAME).unlink(missing_ok=True)
+        sets = self._evaluations()
         units = self._cut(files, states)
         judged = self._documents(units)
-        shards = self._shards(judged, tokenizer.digest)
+        removals = self._contaminated(judged, sets) | self._duplicates(judged)
+        shards = self._shards(judged, removals, tokenizer.digest)
         return self._finish(files, states, judged, shards)
 
     def _cut(self, files: Sequence[InputFile], states: Sequence[FileState]) -> list[Unit]:
@@ -130,29 +139,88 @@ class _Builder:
             raise CorpusError(_nothing_kept(notes))
         return [note for note in notes if note.counts["verdicts"]]
 
-    def _shards(self, judged: Sequence[Note], digest: str) -> list[Note]:
+    def _evaluations(self) -> str | None:
+        """The file with the texts of evaluation sets. They come first: what is wrong with them is
+        known before the input is read.
+        """
+        files = self._recipe.evaluations.files
+        if not files:
+            return None
+        task, sets = evaluation_task(files)
+        self._ledger.run("evaluation sets", [task], self._engine, self._progress)
+        return sets
+
+    def _contaminated(self, judged: Sequence[Note], sets: str | None) -> Removals:
+        options = self._recipe.evaluations
+        if sets is None:
+            return {}
+        tasks = [
+            Task(
+                f"contaminated/{number:06d}",
+                decontaminate,
+                f"{WORK_FOLDER}/contaminated/{number:06d}.parquet",
+                (note.output, sets),
+                {"options": options},
+                num_bytes=1 + note.counts["kept_bytes"],
+            )
+            for number, note in enumerate(judged)
+        ]
+        notes = self._ledger.run("contaminated", tasks, self._engine, self._progress)
+        self._later += notes
+        self._facts["contaminated"] = dict(summed(notes, "contaminated_by_set"))
+        return {"contaminated": [note.output for note in notes]}
+
+    def _duplicates(self, judged: Sequence[Note]) -> Removals:
+        """Of the whole corpus: one list each."""
+        options = self._recipe.duplicates
+        if not options.remove:
+            return {}
+        num_bytes = sum(note.counts["kept_bytes"] for note in judged)
+        num_documents = sum(note.counts["verdicts"].get(KEPT, 0) for note in judged)
+        tables = [note.output for note in judged]
+        steps = duplicate_tasks(tables, num_bytes, num_documents, options)
+        notes = [
+            note
+            for stage, tasks in zip(DUPLICATE_STAGES, steps.stages, strict=True)
+            for note in self._ledger.run(stage, tasks, self._engine, self._progress)
+        ]
+        report = DuplicateReport.of([note.counts for note in notes], options)
+        self._facts["duplicates"] = report.to_json()
+        self._later += notes
+        names = {"exact_duplicate": steps.exact, "near_duplicate": steps.near}
+        return {name: [output] * len(judged) for name, output in names.items()}
+
+    def _shards(self, judged: Sequence[Note], removals: Removals, digest: str) -> list[Note]:
         """Tokens of each unit, then the table of its documents."""
         options = self._recipe.tokens
+        removed = [
+            tuple(outputs[number] for outputs in removals.values()) for number in range(len(judged))
+        ]
+        arguments = {
+            "tokenizer": options.tokenizer,
+            "digest": digest,
+            "verdicts": list(removals),
+            "certify": options.certify,
+        }
         tasks = [
             Task(
                 f"tokens/{number:06d}",
                 write_tokens,
                 f"tokens-{number:06d}.arrow",
-                inputs=(note.output,),
-                arguments={
-                    "tokenizer": options.tokenizer, "digest": digest, "certify": options.certify,
-                },
+                (note.output, *removed[number]),
+                arguments,
                 num_bytes=1 + note.counts["kept_bytes"],
             )
             for number, note in enumerate(judged)
-        ]  # fmt: skip
+        ]
         tokens = self._ledger.run("tokens", tasks, self._engine, self._progress)
         tasks = [
             Task(
                 f"tables/{number:06d}",
                 write_documents,
                 f"documents-{number:06d}.parquet",
-                inputs=(table.output, shard.output),
+                (table.output, *removed[number], shard.output),
+                {"verdicts": list(removals)},
                 num_bytes=1 + table.counts["kept_bytes"],
             )
             for number, (table, shard) in enumerate(zip(judged, tokens, strict=True))
@@ -166,7 +234,7 @@ class _Builder:
         for path in [*self._out.glob("tokens-*.arrow"), *self._out.glob("documents-*.parquet")]:
             if path.name not in {note.output for note in shards}:
                 path.unlink()  # of an earlier recipe
-        facts = accounts(judged, shards)
+        facts = accounts(judged, shards) | self._facts
         with atomic_write(self._out / FILE_NAME) as file:
             file.write(as_json(self._recipe))
         index = write_index(
@@ -177,7 +245,7 @@ class _Builder:
             "tokens": index.num_tokens,
             "certificate": index.certificate.words(),
             "notes": self._words,
-            "stages": stage_rates(judged, shards),
+            "stages": stage_rates(judged, [*self._later, *shards]),
         }
         with atomic_write(self._out / WORK_FOLDER / REPORT_NAME) as file:
             kept = {"inputs": _identity(files, states, self._recipe), "report": report}

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ridgeline.data.corpus.decontamination import DecontaminationOptions
+from ridgeline.data.corpus.duplicates import DuplicateOptions
 from ridgeline.errors import UsageError
 from ridgeline.formats.fields import check_fields, config_from, field_help
 
@@ -155,6 +157,8 @@ class CorpusRecipe:
     quality: QualityOptions = field(default_factory=QualityOptions)
     language: LanguageOptions = field(default_factory=LanguageOptions)
     pii: PiiOptions = field(default_factory=PiiOptions)
+    duplicates: DuplicateOptions = field(default_factory=DuplicateOptions)
+    evaluations: DecontaminationOptions = field(default_factory=DecontaminationOptions)
     tokens: TokenOptions = field(default_factory=TokenOptions)
 
 

@@ -50,7 +50,7 @@ def stage_rates(judged: Sequence[Note], shards: Sequence[Note]) -> list[dict[str
     num_bytes = sum(note.counts["num_bytes"] for note in judged)
     seconds = summed(judged, "stages_s")
     for note in shards:
-        seconds[note.name.partition("/")[0]] += note.cpu_s  # type: ignore[assignment]
+        seconds[_stage(note)] += note.cpu_s  # type: ignore[assignment]
     total = sum(seconds.values())
     return [
         {
@@ -61,6 +61,11 @@ def stage_rates(judged: Sequence[Note], shards: Sequence[Note]) -> list[dict[str
         }
         for stage, used in seconds.items()
     ]
+
+
+def _stage(note: Note) -> str:
+    """`tokens/000012` and `bands 12` are of tokens and of duplicates."""
+    return note.name.partition("/")[0] if "/" in note.name else "duplicates"
 
 
 def summed(notes: Sequence[Note], name: str) -> Counter[str]:

@@ -16,12 +16,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ridgeline.data.corpus.engines.engine import TaskEngine
-from ridgeline.data.corpus.ledger.task import Note, Task, file_hash, remove_leftovers
+from ridgeline.data.corpus.ledger.task import WORK_FOLDER, Note, Task, file_hash, remove_leftovers
 from ridgeline.formats.line_store import append_lines, read_lines
 from ridgeline.progress import Progress
 
 NAME = "ledger.jsonl"
-WORK_FOLDER = ".build"
 
 
 class Ledger:

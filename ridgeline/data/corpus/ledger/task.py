@@ -24,6 +24,7 @@ from ridgeline.errors import OutputError, RidgelineError
 
 VERSION = 1  # of what tasks write; raised when the same task writes other bytes
 TEMPORARY = ".tmp"
+WORK_FOLDER = ".build"  # of a corpus: what only its tasks need
 PIECE_BYTES = 1 << 20
 Work = Callable[..., dict[str, Any]]
 

@@ -25,6 +25,7 @@ from ridgeline.data.corpus.shards import write_documents, write_index, write_tok
 from ridgeline.data.corpus.shards.index import INDEX_NAME
 from ridgeline.data.corpus.sources.read import file_state
 from ridgeline.data.corpus.stages.documents import KEPT, documents
+from ridgeline.data.corpus.stages.excluding import exclude
 from ridgeline.data.corpus.stages.language import is_identified
 from ridgeline.data.corpus.stages.quality import PolarsEngine
 from ridgeline.data.corpus.units.cutting import cut_files, read_pieces
@@ -40,7 +41,8 @@ FILES_AT_ONCE = 256  # that one task cuts, where that takes no reading
 REPORT_NAME = "report.json"
 # As they are shown; copies come last, when it is known what else is left out.
 DUPLICATE_STAGES = ("bands", "pairs", "shingles", "similarity", "near duplicates", "copies")
-Removals = dict[str, list[str]]  # by verdict, for each unit the file that lists the documents
+CONTAMINATED = "contaminated"
+Removals = dict[str, str]  # by verdict, the file that lists the documents
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,9 @@ class _Builder:
         sets = self._evaluations()
         units = self._cut(files, states)
         judged = self._documents(units)
-        removals = self._contaminated(judged, sets) | self._duplicates(judged)
-        shards = self._shards(judged, removals, tokenizer.digest)
+        cleared = self._clear(judged, sets)
+        removals = self._duplicates(cleared)
+        shards = self._shards(cleared, removals, tokenizer.digest)
         return self._finish(files, states, judged, shards)
 
     def _cut(self, files: Sequence[InputFile], states: Sequence[FileState]) -> list[Unit]:
@@ -150,10 +153,13 @@ class _Builder:
         self._ledger.run("evaluation sets", [task], self._engine, self._progress)
         return sets
 
-    def _contaminated(self, judged: Sequence[Note], sets: str | None) -> Removals:
-        options = self._recipe.evaluations
+    def _clear(self, judged: list[Note], sets: str | None) -> list[Note]:
+        """Without documents that repeat an evaluation set. They go before duplicates are looked
+        for: what is left out as a duplicate has one that stays.
+        """
         if sets is None:
-            return {}
+            return judged
+        options = self._recipe.evaluations
         tasks = [
             Task(
                 f"contaminated/{number:06d}",
@@ -165,13 +171,25 @@ class _Builder:
             )
             for number, note in enumerate(judged)
         ]
-        notes = self._ledger.run("contaminated", tasks, self._engine, self._progress)
-        self._later += notes
-        self._facts["contaminated"] = dict(summed(notes, "contaminated_by_set"))
-        return {"contaminated": [note.output for note in notes]}
+        lists = self._ledger.run("contaminated", tasks, self._engine, self._progress)
+        tasks = [
+            Task(
+                f"cleared/{number:06d}",
+                exclude,
+                f"{WORK_FOLDER}/cleared/{number:06d}.parquet",
+                (note.output, repeated.output),
+                {"verdict": CONTAMINATED},
+                num_bytes=1 + note.counts["kept_bytes"],
+            )
+            for number, (note, repeated) in enumerate(zip(judged, lists, strict=True))
+        ]
+        cleared = self._ledger.run("cleared", tasks, self._engine, self._progress)
+        self._later += [*lists, *cleared]
+        self._facts["contaminated"] = dict(summed(lists, "contaminated_by_set"))
+        return cleared
 
     def _duplicates(self, judged: Sequence[Note]) -> Removals:
-        """Of the whole corpus: one list each."""
+        """Verdicts, and for each the list of the whole corpus's documents."""
         options = self._recipe.duplicates
         if not options.remove:
             return {}
@@ -187,15 +205,12 @@ class _Builder:
         report = DuplicateReport.of([note.counts for note in notes], options)
         self._facts["duplicates"] = report.to_json()
         self._later += notes
-        names = {"exact_duplicate": steps.exact, "near_duplicate": steps.near}
-        return {name: [output] * len(judged) for name, output in names.items()}
+        return {"exact_duplicate": steps.exact, "near_duplicate": steps.near}
 
     def _shards(self, judged: Sequence[Note], removals: Removals, digest: str) -> list[Note]:
         """Tokens of each unit, then the table of its documents."""
         options = self._recipe.tokens
-        removed = [
-            tuple(outputs[number] for outputs in removals.values()) for number in range(len(judged))
-        ]
+        removed = tuple(removals.values())
         arguments = {
             "tokenizer": options.tokenizer,
             "digest": digest,
@@ -207,7 +222,7 @@ class _Builder:
                 f"tokens/{number:06d}",
                 write_tokens,
                 f"tokens-{number:06d}.arrow",
-                (note.output, *removed[number]),
+                (note.output, *removed),
                 arguments,
                 num_bytes=1 + note.counts["kept_bytes"],
             )
@@ -219,7 +234,7 @@ class _Builder:
                 f"tables/{number:06d}",
                 write_documents,
                 f"documents-{number:06d}.parquet",
-                (table.output, *removed[number], shard.output),
+                (table.output, *removed, shard.output),
                 {"verdicts": list(removals)},
                 num_bytes=1 + table.counts["kept_bytes"],
             )

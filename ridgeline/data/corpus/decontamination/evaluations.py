@@ -28,7 +28,7 @@ def evaluation_task(files: Mapping[str, str]) -> tuple[Task, str]:
         if not Path(path).is_file():
             raise UsageError(f"the evaluation set {name} is to be in {path}, which is no file")
         sets[name] = [str(Path(path).resolve()), file_hash(Path(path))]
-    output = f"{WORK_FOLDER}/evaluations.parquet"
+    output = f"{WORK_FOLDER}/evaluations/texts.parquet"
     return Task("evaluation sets", read_sets, output, (), {"sets": sets}), output
 
 

@@ -101,7 +101,7 @@ def _sample(folder: Path, files: Sequence[InputFile], recipe: CorpusRecipe) -> t
         "recipe": recipe,
         "languages": is_identified(recipe.language),
     }
-    for name in ("cold", "documents"):  # the first loads the language model and expressions
+    for name in ("cold/documents", "documents/sample"):  # the first loads the language model
         (judged,) = ledger.run(name, [Task(name, documents, name, arguments=arguments)], engine)
     if not judged.counts["verdicts"].get(""):
         raise CorpusError(
@@ -111,8 +111,8 @@ def _sample(folder: Path, files: Sequence[InputFile], recipe: CorpusRecipe) -> t
     name = recipe.tokens.tokenizer
     digest = Tokenizer.load(resolve_model(name)).digest
     arguments = {"tokenizer": name, "digest": digest, "certify": recipe.tokens.certify}
-    for stage in ("cold_tokens", "tokens"):  # the first loads the tokenizer
-        task = Task(stage, write_tokens, stage, ("documents",), arguments)
+    for stage in ("cold/tokens", "tokens/sample"):  # the first loads the tokenizer
+        task = Task(stage, write_tokens, stage, ("documents/sample",), arguments)
         (tokens,) = ledger.run(stage, [task], engine)
     return judged, tokens
 

@@ -45,6 +45,14 @@ TITLES = {  # of the groups in --help
     "QatOptions": "rounding and distillation",
     "DistillOptions": "rounding and distillation",
     "StartOptions": "devices",
+    "ReadOptions": "documents",
+    "CleanOptions": "cleaning",
+    "QualityOptions": "quality",
+    "LanguageOptions": "language",
+    "PiiOptions": "personal data",
+    "DuplicateOptions": "duplicates",
+    "DecontaminationOptions": "evaluation sets",
+    "TokenOptions": "tokens",
 }
 LONGEST_METAVAR = 60  # letters; the words a field takes are part of its help then
 METAVARS = {"scheme": "NAME", "served_model_name": "NAME", "draft_model": "MODEL",

@@ -138,7 +138,7 @@ def _compile(compiler: str, op: str, target: Path) -> None:
 
 
 _loaded: dict[str, ctypes.CDLL] = {}  # the registry's, all or none
-_single: dict[str, ctypes.CDLL] = {}
+_single: dict[str, ctypes.CDLL | None] = {}  # None: it could not be
 
 
 def prepare(progress: Progress | None = None) -> bool:
@@ -174,8 +174,8 @@ def load(name: str) -> bool:
             _single[name] = ctypes.CDLL(str(build(name)))
         except (UnsupportedError, OSError) as error:
             log.warning("%s is not used in C++, falling back to a slower way: %s", name, error)
-            return False
-    return True
+            _single[name] = None
+    return _single[name] is not None
 
 
 def is_loaded() -> bool:

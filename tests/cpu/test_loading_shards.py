@@ -10,7 +10,7 @@ from tiny_tokenizers import byte_level_metadata, tagged_tokenizer
 
 from ridgeline.data import Tokenizer
 from ridgeline.data.loading import TokenStore, open_shards, read_tokens, save_shards
-from ridgeline.data.loading.store import token_dtype
+from ridgeline.data.vocabulary import token_dtype
 from ridgeline.errors import OutputError, UsageError
 
 

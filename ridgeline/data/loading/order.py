@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from ridgeline.data.loading.permutation import Permutation, key_of
 from ridgeline.errors import UsageError
 
+BLOCK = 1024  # samples that are computed together
+
 
 @dataclass(frozen=True)
 class DataState:
@@ -38,9 +40,18 @@ class SampleOrder:
     def __init__(self, num_samples: int, seed: int) -> None:
         self.num_samples = num_samples
         self.seed = seed
+        self._block: tuple[int, NDArray[np.int64]] = (0, np.empty(0, dtype=np.int64))
 
     def samples(self, first: int, count: int) -> NDArray[np.int64]:
         """The samples with these numbers in the run, which may lie in several epochs."""
+        begin, block = self._block
+        if not begin <= first <= first + count <= begin + len(block):
+            # computing a thousand costs little more than computing eight
+            begin, block = first, self._computed(first, max(count, BLOCK))
+            self._block = begin, block  # one assignment: other threads see the old one or this
+        return block[first - begin : first - begin + count]
+
+    def _computed(self, first: int, count: int) -> NDArray[np.int64]:
         numbers = np.arange(first, first + count, dtype=np.int64)
         epochs, places = np.divmod(numbers, self.num_samples)
         samples = np.empty_like(places)

@@ -25,8 +25,25 @@ class TokenShard:
 
     tokens: NDArray[Any]  # [N] uint16 or uint32
     offsets: NDArray[np.int64]  # [D + 1]: where documents begin, then N
-    origins: NDArray[np.int64]  # [D, 2]: number of the file, line
+    origins: NDArray[np.int64]  # [D, 2]: number of the file, line (or byte)
     counted: NDArray[np.bool_] | None = None  # [N]: whether it is learned; None: every token is
+    first_file: int = 0  # its number 0, in the store's list
+    by_byte: bool = False  # origins are bytes in the files, not lines
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where tokens lie in memory."""
+
+    tokens: NDArray[np.int64]
+    width: int  # bytes of a token
+    counted: NDArray[np.int64] | None  # of the marks whether they are learned; 0: all are
+
+
+def _addresses(arrays: Sequence[NDArray[Any] | None]) -> NDArray[np.int64]:
+    for array in arrays:
+        assert array is None or array.flags.c_contiguous, "tokens lie one behind the other"
+    return np.array([0 if a is None else a.ctypes.data for a in arrays], dtype=np.int64)
 
 
 class TokenStore:
@@ -45,6 +62,9 @@ class TokenStore:
         self.offsets: NDArray[np.int64] = np.concatenate([*starts, self._bases[-1:]])
         self.num_documents = len(self.offsets) - 1
         self.is_marked = any(shard.counted is not None for shard in shards)
+        self._widths = {shard.tokens.itemsize for shard in shards}
+        self._begins = _addresses([shard.tokens for shard in shards])
+        self._counted_begins = _addresses([shard.counted for shard in shards])
 
     def tokens_at(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """Ids at these places of the whole row. One that no vocabulary has is an error."""
@@ -80,6 +100,19 @@ class TokenStore:
             for n in np.unique(numbers).tolist()
         ]
 
+    def runs(self, first: NDArray[np.int64]) -> Addresses | None:
+        """Where the tokens at these places lie in memory; None where they are of several widths."""
+        if len(self._widths) != 1:
+            return None
+        numbers = np.searchsorted(self._bases, first, side="right") - 1
+        local = first - self._bases[numbers]
+        marks = None
+        if self.is_marked:
+            begins = self._counted_begins[numbers]
+            marks = np.where(begins == 0, 0, begins + local)
+        (width,) = self._widths
+        return Addresses(self._begins[numbers] + width * local, width, marks)
+
     def num_counted(self, first: NDArray[np.int64], last: NDArray[np.int64]) -> int:
         """How many tokens in these ranges, none of which overlap, are learned."""
         is_full = last > first
@@ -104,8 +137,8 @@ class TokenStore:
     def origin(self, document: int) -> Origin:
         for shard in self.shards:
             if document < len(shard.origins):
-                file, line = shard.origins[document].tolist()
-                return Origin(self.files[file], line)
+                file, place = shard.origins[document].tolist()
+                return Origin(self.files[shard.first_file + file], place, shard.by_byte)
             document -= len(shard.origins)
         raise IndexError(document)
 
@@ -123,8 +156,3 @@ class TokenStore:
             )
             state.update(np.ascontiguousarray(counted).data)
         return state.hexdigest()
-
-
-def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
-    """Two bytes where they are enough."""
-    return np.uint16 if vocab_size <= 2**16 else np.uint32

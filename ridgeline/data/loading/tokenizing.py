@@ -30,8 +30,9 @@ from ridgeline.data.loading.sources import (
     data_files,
     read_rows,
 )
-from ridgeline.data.loading.store import TokenShard, TokenStore, token_dtype
+from ridgeline.data.loading.store import TokenShard, TokenStore
 from ridgeline.data.tokenizer import Tokenizer
+from ridgeline.data.vocabulary import token_dtype
 from ridgeline.errors import UsageError
 from ridgeline.progress import Progress
 

@@ -37,14 +37,18 @@ class Spans:
 class TokenWindows:
     """Spans in a row, each in one window or in several that follow each other."""
 
-    def __init__(self, store: TokenStore, spans: Spans, ends: Integers, length: int) -> None:
-        """`ends`: where the windows end, counted in tokens of the spans in this order."""
+    def __init__(
+        self, store: TokenStore, spans: Spans, length: int, ends: Integers | None = None
+    ) -> None:
+        """`ends`: where the windows end, counted in tokens of the spans in this order; without,
+        each ends where it is full, and nothing is kept of it.
+        """
         self.store = store
         self.length = length
-        self.num_windows = len(ends)
         self._spans = spans
         self._begins = np.concatenate(([0], np.cumsum(spans.last - spans.first)))
-        self._ends = np.concatenate(([0], ends))
+        self._ends = None if ends is None else np.concatenate(([0], ends))
+        self.num_windows = -(-self.num_tokens // length) if ends is None else len(ends)
 
     @property
     def num_tokens(self) -> int:
@@ -55,36 +59,36 @@ class TokenWindows:
         """One row with these windows in this order."""
         return pack(self.store, self.pieces(windows))
 
-    def pieces(self, windows: Integers) -> Pieces:
-        parts = [self._pieces_of(window) for window in windows.tolist()]
-        return Pieces(
-            first=np.concatenate([part.first for part in parts]),
-            lengths=np.concatenate([part.lengths for part in parts]),
-            has_next=np.concatenate([part.has_next for part in parts]),
-            is_padding=np.concatenate([part.is_padding for part in parts]),
-        )
+    def _bounds(self, windows: Integers) -> tuple[Integers, Integers]:
+        if self._ends is not None:
+            return self._ends[windows], self._ends[windows + 1]
+        begins = windows * self.length
+        return begins, np.minimum(begins + self.length, self.num_tokens)
 
-    def _pieces_of(self, window: int) -> Pieces:
-        begin, end = self._ends[window], self._ends[window + 1]
-        low = int(np.searchsorted(self._begins, begin, side="right")) - 1
-        high = int(np.searchsorted(self._begins, end))
-        begins, ends = self._begins[low:high], self._begins[low + 1 : high + 1]
+    def pieces(self, windows: Integers) -> Pieces:
+        begins, ends = self._bounds(windows)
+        low = np.searchsorted(self._begins, begins, side="right") - 1
+        counts = np.searchsorted(self._begins, ends) - low
+        missing = self.length - (ends - begins)
+        is_short = missing > 0
+        counts_in_row = counts + is_short
+        owners = np.repeat(np.arange(len(windows)), counts_in_row)
+        number = np.arange(len(owners)) - np.repeat(
+            np.cumsum(counts_in_row) - counts_in_row, counts_in_row
+        )
+        is_padding = number == counts[owners]
+        spans = np.where(is_padding, 0, low[owners] + number)
+        begin, end = self._begins[spans], self._begins[spans + 1]
         # the first span may have begun in the window before, the last may go on in the next
-        inner_begins, inner_ends = np.maximum(begins, begin), np.minimum(ends, end)
-        first = self._spans.first[low:high] + (inner_begins - begins)
-        lengths = inner_ends - inner_begins
-        has_next = first + lengths < self._spans.limit[low:high]
-        missing = self.length - int(end - begin)
-        if missing:
-            first, lengths = np.append(first, 0), np.append(lengths, missing)
-            has_next = np.append(has_next, False)
-        is_padding = np.zeros(len(first), dtype=np.bool_)
-        is_padding[len(first) - bool(missing) :] = True
+        inner = np.maximum(begin, begins[owners])
+        lengths = np.where(is_padding, missing[owners], np.minimum(end, ends[owners]) - inner)
+        first = np.where(is_padding, 0, self._spans.first[spans] + inner - begin)
+        has_next = ~is_padding & (first + lengths < self._spans.limit[spans])
         return Pieces(first, lengths, has_next, is_padding)
 
     def documents(self, window: int) -> list[Origin]:
         """Where the documents of a window come from, in their order."""
-        pieces = self._pieces_of(window)
+        pieces = self.pieces(np.array([window]))
         firsts = pieces.first[~pieces.is_padding].tolist()
         return [self.store.origin(self.store.document_of(place)) for place in firsts]
 
@@ -96,9 +100,7 @@ class TokenWindows:
 
 def cut_windows(store: TokenStore, spans: Spans, length: int) -> TokenWindows:
     """Cut wherever a window is full; only the last is filled up."""
-    num_tokens = int((spans.last - spans.first).sum())
-    ends = np.append(np.arange(length, num_tokens, length, dtype=np.int64), num_tokens)
-    return TokenWindows(store, spans, ends, length)
+    return TokenWindows(store, spans, length)
 
 
 def whole_windows(store: TokenStore, spans: Spans, length: int) -> TokenWindows:
@@ -111,7 +113,7 @@ def whole_windows(store: TokenStore, spans: Spans, length: int) -> TokenWindows:
     order = np.argsort(windows, kind="stable")
     ordered = Spans(parts.first[order], parts.last[order], parts.limit[order])
     num_tokens = np.bincount(windows, weights=sizes).astype(np.int64)
-    return TokenWindows(store, ordered, np.cumsum(num_tokens), length)
+    return TokenWindows(store, ordered, length, np.cumsum(num_tokens))
 
 
 def _cut_long(spans: Spans, length: int) -> Spans:

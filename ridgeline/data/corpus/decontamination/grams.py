@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ridgeline.data.corpus.duplicates.tables import Numbers, packed_strings
 from ridgeline.errors import UsageError
+from ridgeline.formats.fields import check_fields, field_help
 from ridgeline.kernels.minhash import shingles
 
 # The words of kernels/minhash/reference.py, as text.
@@ -25,15 +26,39 @@ SIEVE_BITS = 24
 
 @dataclass(frozen=True)
 class DecontaminationOptions:
-    ngram: int = 13  # words in a row that a document may not share with an evaluation set
-    least: int = 8  # of shorter texts, those of so many words and more are looked for whole
+    sets: tuple[str, ...] = field(
+        default=(),
+        metadata=field_help(
+            "evaluation sets that documents may not repeat, NAME=FILE", flag="evaluation",
+            several=True,
+        ),
+    )  # fmt: skip
+    ngram: int = field(
+        default=13,
+        metadata=field_help(
+            "words in a row that a document may not share with one", flag="evaluation-words"
+        ),
+    )
+    least: int = field(
+        default=8,
+        metadata=field_help("texts of fewer words are not looked for", flag="evaluation-least"),
+    )
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        wrong = [entry for entry in self.sets if not all(entry.partition("="))]
+        if wrong:
+            raise UsageError(f"evaluation is {wrong[0]!r}; give NAME=FILE, e.g. mmlu=mmlu.jsonl")
         if not 2 <= self.least <= self.ngram <= 32:
             raise UsageError(
                 f"decontamination: ngram is {self.ngram} and least is {self.least}; give 2 to 32 "
                 "words, and least no more than ngram"
             )
+
+    @property
+    def files(self) -> dict[str, str]:
+        """By the name of the set."""
+        return dict(entry.split("=", 1) for entry in self.sets)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from ridgeline.data.corpus.duplicates.pairing import pair
 from ridgeline.data.corpus.duplicates.signing import sign
 from ridgeline.data.corpus.duplicates.surviving import remove_exact, remove_near
 from ridgeline.data.corpus.duplicates.verifying import verify
-from ridgeline.data.corpus.ledger.task import Task
+from ridgeline.data.corpus.ledger.task import WORK_FOLDER, Task
 
-FOLDER = "duplicates"
+FOLDER = f"{WORK_FOLDER}/duplicates"
 PART_BYTES = 256 << 20  # of text, whose sets a task may have to hold
 PART_ROWS = 1 << 21  # of documents and bands, which a task sorts
 

@@ -5,6 +5,7 @@ whatever the order, the units and the parts; and nearly all that there is to be 
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 from itertools import combinations
 from pathlib import Path
@@ -29,6 +30,8 @@ from corpora import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ridgeline.cli import main
+from ridgeline.cli.data.duplicates import duplicate_lines
 from ridgeline.data.corpus.duplicates import DuplicateOptions, duplicate_tasks, pairing, tasks
 from ridgeline.data.corpus.duplicates.in_memory import near_duplicates, set_similarity
 from ridgeline.data.corpus.duplicates.planting import changed, similarity_of
@@ -264,7 +267,7 @@ def test_bands_follow_from_threshold_and_recall() -> None:
     assert OPTIONS.share_of_pairs(0.8) == pytest.approx(0.99156, abs=1e-5)
     assert DuplicateOptions(recall=0.98).bands == 22
     for threshold, recall, rows in ((0.5, 0.9, 3), (0.7, 0.99, 8), (0.95, 0.999, 16)):
-        options = DuplicateOptions(threshold, recall, rows)
+        options = DuplicateOptions(threshold=threshold, recall=recall, rows=rows)
         assert options.share_of_pairs(threshold) >= recall
         assert 1 - (1 - threshold**rows) ** (options.bands - 1) < recall
 
@@ -320,3 +323,39 @@ def test_a_changed_copy_is_just_above_the_threshold() -> None:
     assert 0.8 <= similarity < 0.83
     assert changed(text, 1, OPTIONS) == (copy, similarity)
     assert digest(changed(text, 2, OPTIONS)[0]) != digest(copy)
+
+
+def test_the_command_leaves_duplicates_out_and_says_how_sure_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generator = random.Random(13)
+    words = vocabulary(generator)
+    pages = [" ".join(generator.choices(words, k=150)) for _ in range(20)]
+    near = [page.replace(page.split()[70], "other") for page in pages[:4]]
+    source = tmp_path / "pages.jsonl"
+    rows = [*pages, *near, pages[5], pages[6]]
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
+    out = tmp_path / "corpus"
+    order = ["data", "build", "--in", str(source), "--out", str(out)]
+    assert main([*order, "--rules", "none", "--workers", "1"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2 copies and 4 near duplicates of 26 documents are left out" in said
+    assert "26 bands of 8 rows compare 1 - (1 - 0.8^8)^26 = 99.2% of the pairs at 0.8" in said
+    assert "precision: 1" in said
+    verdicts = pq.read_table(out / "documents-000000.parquet")["verdict"].to_pylist()
+    assert [verdicts.count(each) for each in ("exact_duplicate", "near_duplicate", "")] == [
+        2,
+        4,
+        20,
+    ]
+
+
+def test_what_is_said_where_nothing_was_measured_or_removed(tmp_path: Path) -> None:
+    documents = [("one", "some words"), ("two", "other words")]
+    report = Found(tmp_path, [documents], OPTIONS).report.to_json()
+    removed, recall, compared = duplicate_lines(json.loads(json.dumps(report)))
+    assert removed == "duplicates: 0 copies and 0 near duplicates of 2 documents are left out"
+    assert recall.endswith("not measured, as no document is long enough to be changed a little")
+    assert compared.endswith("of 0 pairs that were compared 0 are near duplicates")
+    (_, _, left_out) = duplicate_lines({**report, "left_out": 5000})
+    assert left_out.endswith("and 5,000 pairs of large buckets were not compared")

@@ -1,108 +1,99 @@
-"""Raw files of every kind for tests of `ridgeline data`, made of Python's own documentation, and
-what a corpus on disk consists of.
-"""
+"""Documents tables as the corpus chain writes them, and its tasks run one after the other."""
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
-from functools import cache
+import random
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
-from pydoc_data.topics import topics
+from typing import Any
 
-import pyarrow
-import pyarrow.ipc
-import pyarrow.parquet
-from tiny_tokenizers import byte_level_json
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-NUM_TEXTS = 24
+from ridgeline.data.corpus.duplicates import DuplicateOptions, DuplicateReport, duplicate_tasks
+from ridgeline.data.corpus.ledger.task import perform
 
-
-@cache
-def good_texts() -> tuple[str, ...]:
-    """Long enough for every rule, and different from each other."""
-    chosen = sorted(text for text in topics.values() if 2000 < len(text) < 12000)
-    return tuple(chosen[:NUM_TEXTS])
-
-
-def json_lines(texts: tuple[str, ...] | list[str]) -> bytes:
-    return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
+SCHEMA = pa.schema(
+    [
+        ("id", pa.binary(16)),
+        ("verdict", pa.string()),
+        ("text_hash", pa.binary(16)),
+        ("text", pa.large_string()),
+    ]
+)
+Named = tuple[str, str]  # a document's place and its text
 
 
-def warc_record(url: str, body: bytes, kind: str = "text/html") -> bytes:
-    http = (
-        f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-        + body
-    )
-    head = (
-        "WARC/1.0\r\nWARC-Type: response\r\nWARC-Date: 2026-01-01T00:00:00Z\r\n"
-        f"WARC-Target-URI: {url}\r\nWARC-Record-ID: <urn:uuid:{url[-4:]}>\r\n"
-        f"Content-Type: application/http; msgtype=response\r\nContent-Length: {len(http)}\r\n\r\n"
-    )
-    return head.encode() + http + b"\r\n\r\n"
+def digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-def page(text: str) -> bytes:
-    """With a menu, which is no part of its text."""
-    paragraphs = "".join(f"<p>{line}</p>" for line in text.split("\n\n"))
-    menu = "<nav><ul><li><a href='/'>Start</a></li><li><a href='/x'>Menu entry</a></li></ul></nav>"
-    return f"<html><body>{menu}<main>{paragraphs}</main></body></html>".encode()
+def write_table(path: Path, documents: Sequence[Named], dropped: Sequence[Named] = ()) -> None:
+    rows = [(name, text, "") for name, text in documents]
+    rows += [(name, text, "short") for name, text in dropped]
+    columns = [
+        pa.array([digest(name) for name, _, _ in rows], pa.binary(16)),
+        pa.array([verdict for _, _, verdict in rows], pa.string()),
+        pa.array([digest(text) for _, text, _ in rows], pa.binary(16)),
+        pa.array([None if verdict else text for _, text, verdict in rows], pa.large_string()),
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_arrays(columns, schema=SCHEMA), path)
 
 
-def tokenizer_folder(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    byte_level_json().save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
-    (folder / "config.json").write_text("{}")
-    return folder
+def cut(documents: Sequence[Named], num_units: int) -> list[list[Named]]:
+    """As units of about the same size; there may be empty ones."""
+    bounds = [len(documents) * unit // num_units for unit in range(num_units + 1)]
+    return [list(documents[a:b]) for a, b in pairwise(bounds)]
 
 
-def files_of_every_kind(folder: Path) -> dict[str, int]:
-    """Two texts a file, other ones in each; how many documents each file has, by its name."""
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = iter(good_texts())
-    counts = {}
-
-    def two() -> list[str]:
-        return [next(texts), next(texts)]
-
-    def write(name: str, data: bytes, count: int = 2) -> None:
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(data)
-        counts[name] = count
-
-    write("plain.txt", next(texts).encode(), 1)
-    write("page.html", page(next(texts)), 1)
-    write("lines.jsonl", json_lines(two()))
-    write("packed.jsonl.gz", gzip.compress(json_lines(two())))
-    write("members.jsonl.gz", b"".join(gzip.compress(json_lines([text])) for text in two()))
-    with pyarrow.CompressedOutputStream(str(folder / "zst.jsonl.zst"), "zstd") as file:
-        file.write(json_lines(two()))
-    counts["zst.jsonl.zst"] = 2
-    table = pyarrow.table({"text": two(), "n": [1, 2]})
-    pyarrow.parquet.write_table(table, folder / "table.parquet", row_group_size=1)
-    counts["table.parquet"] = 2
-    (folder / "dataset").mkdir()  # as `datasets` saves one
-    (folder / "dataset" / "dataset_info.json").write_text("{}")
-    table = pyarrow.table({"text": two()})
-    with pyarrow.ipc.new_stream(folder / "dataset" / "data.arrow", table.schema) as stream:
-        stream.write_table(table, max_chunksize=1)
-    table = pyarrow.table({"text": two()})
-    with pyarrow.ipc.new_file(folder / "file.arrow", table.schema) as stream:
-        stream.write_table(table)
-    counts |= {"dataset/data.arrow": 2, "file.arrow": 2}
-    records = [warc_record(f"http://a/{n:04}", page(text)) for n, text in enumerate(two())]
-    write("archive.warc", b"".join(records))
-    records = [warc_record(f"http://b/{n:04}", page(text)) for n, text in enumerate(two())]
-    write("archive2.warc.gz", b"".join(map(gzip.compress, records)))
-    return counts
+def run_stages(folder: Path, stages: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
+    return [perform(folder, task, "").counts for stage in stages for task in stage]
 
 
-def corpus_hashes(corpus: Path) -> dict[str, str]:
-    """Of every file but what only a builder needs."""
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(corpus.iterdir())
-        if path.is_file()
-    }
+class Found:
+    """What the steps make of documents."""
+
+    def __init__(
+        self, folder: Path, units: Sequence[Sequence[Named]], options: DuplicateOptions
+    ) -> None:
+        names = [f"documents-{unit}.parquet" for unit in range(len(units))]
+        for name, unit in zip(names, units, strict=True):
+            write_table(folder / name, unit)
+        num_documents = sum(map(len, units))
+        num_bytes = sum(len(text.encode()) for unit in units for _, text in unit)
+        self.steps = duplicate_tasks(names, num_bytes, num_documents, options)
+        self.folder = folder
+        self.report = DuplicateReport.of(run_stages(folder, self.steps.stages), options)
+        self.name_of = {digest(name): name for unit in units for name, _ in unit}
+        self.near = self.removed(self.steps.near)
+        self.exact = self.removed(self.steps.exact)
+
+    def removed(self, file: str) -> dict[str, tuple[str, float]]:
+        """Each removed document's survivor and how similar it is."""
+        rows = pq.read_table(self.folder / file).to_pylist()
+        assert rows == sorted(rows, key=lambda row: row["id"])
+        return {
+            self.name_of[row["id"]]: (self.name_of[row["duplicate_of"]], row["similarity"])
+            for row in rows
+        }
+
+
+def vocabulary(generator: random.Random, size: int = 5000) -> list[str]:
+    letters = "etaoinshrdlucmfwygpbvkxqjz"
+    return ["".join(generator.choices(letters, k=generator.randint(2, 9))) for _ in range(size)]
+
+
+def shingle_set(text: str, ngram: int = 5) -> set[tuple[str, ...]]:
+    """Of text in ASCII, by another way than the kernels'."""
+    lowered = "".join(c if c.isascii() and c.isalnum() else " " for c in text.lower())
+    words = lowered.split()
+    if len(words) < ngram:
+        return {tuple(words)} if words else set()
+    return {tuple(words[i : i + ngram]) for i in range(len(words) - ngram + 1)}
+
+
+def jaccard(one: set[Any], other: set[Any]) -> float:
+    return len(one & other) / max(1, len(one | other))

@@ -13,7 +13,7 @@ import polars
 import pyarrow.parquet
 import pytest
 from command_line import refused
-from corpora import (
+from raw_files import (
     corpus_hashes,
     files_of_every_kind,
     good_texts,

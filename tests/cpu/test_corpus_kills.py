@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from corpora import corpus_hashes, good_texts, json_lines, tokenizer_folder
+from raw_files import corpus_hashes, good_texts, json_lines, tokenizer_folder
 
 from ridgeline.errors import OutputError
 

@@ -18,7 +18,7 @@ import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
-from corpora import files_of_every_kind, good_texts, json_lines, page, warc_record
+from raw_files import files_of_every_kind, good_texts, json_lines, page, warc_record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars
 import pytest
-from corpora import good_texts
+from raw_files import good_texts
 
 from ridgeline.data.corpus.recipe import (
     CleanOptions,

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ridgeline.cli.data.duplicates import duplicate_lines
 from ridgeline.cli.data.order import add_order, check_packages, recipe_of, workers_of
 from ridgeline.cli.parser import group
 from ridgeline.cli.tables.corpus import accounts_table, stages_table
@@ -81,7 +82,8 @@ def render(document: dict[str, Any], console: Console) -> None:
         console.print(safe_text(
             f"quarantined: {place['file']} at {place['offset']}: {place['reason']}"
         ))  # fmt: skip
-    for line in (*document["notes"], document["certificate"]):
+    lines = duplicate_lines(document["duplicates"]) if "duplicates" in document else []
+    for line in (*lines, *document["notes"], document["certificate"]):
         console.print(safe_text(line))
     console.print(stages_table(document))
     console.print(safe_text(f"{document['tokens']:,} tokens in {document['corpus']}"), style="bold")

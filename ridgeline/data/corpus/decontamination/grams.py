@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import pyarrow as pa
 
-from ridgeline.data.corpus.duplicates.tables import Numbers, packed
+from ridgeline.data.corpus.duplicates.tables import Numbers, packed_strings
 from ridgeline.errors import UsageError
 from ridgeline.formats.fields import check_fields, field_help
 from ridgeline.kernels.minhash import shingles
@@ -94,7 +93,7 @@ class Runs:
             for start in range(len(text.words) - length + 1):
                 self._sources.setdefault(text.words[start : start + length], text)
         lines = [" ".join(words) for words in self._sources]
-        hashes_S, _ = shingles(*packed(pa.array(lines, pa.large_string())), ngram=length)
+        hashes_S, _ = shingles(*packed_strings(lines), ngram=length)
         self._hashes = np.unique(hashes_S.numpy().view(np.uint64))
         self._sieve = np.zeros(1 << SIEVE_BITS, np.bool_)
         self._sieve[self._low(self._hashes)] = True

@@ -45,6 +45,12 @@ TITLES = {  # of the groups in --help
     "QatOptions": "rounding and distillation",
     "DistillOptions": "rounding and distillation",
     "StartOptions": "devices",
+    "ReadOptions": "documents",
+    "CleanOptions": "cleaning",
+    "QualityOptions": "quality",
+    "LanguageOptions": "language",
+    "PiiOptions": "personal data",
+    "TokenOptions": "tokens",
 }
 LONGEST_METAVAR = 60  # letters; the words a field takes are part of its help then
 METAVARS = {"scheme": "NAME", "served_model_name": "NAME", "draft_model": "MODEL",

@@ -1,4 +1,4 @@
-"""Corpora: from raw files to clean, deduplicated, tokenized shards, the same bytes whatever happens.
+"""Corpora: from raw files to clean, deduplicated, tokenized shards, the same bytes each time.
 
 `recipe.py` says what is done. `units/` cuts the input into units of at most 64 MB, `sources/` reads
 a unit's documents, `stages/` cleans and judges them, `duplicates/` finds what stands twice,

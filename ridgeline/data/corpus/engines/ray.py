@@ -34,13 +34,14 @@ class RayTasks:
 
     def run(self, folder: Path, tasks: Sequence[Keyed]) -> Iterator[Note]:
         folder = folder.resolve()
+        root = os.getcwd()
         rest = iter(tasks)
         running: list[Any] = []
         try:
             while True:
                 free = AHEAD * self.workers - len(running)
                 for task, key in islice(rest, free):
-                    running.append(self._perform.remote(folder, task, key))
+                    running.append(self._perform.remote(folder, root, task, key))
                 if not running:
                     return
                 done, running = self._ray.wait(running)
@@ -66,6 +67,7 @@ class RayTasks:
         self._ray.shutdown()
 
 
-def perform_task(folder: Path, task: Task, key: str) -> Note:
-    """Ray takes a function by value where it does not know its module: one line, to be small."""
+def perform_task(folder: Path, root: str, task: Task, key: str) -> Note:
+    """`root`: the builder's folder, from which names of input files may start."""
+    os.chdir(root)
     return perform(folder, task, key)

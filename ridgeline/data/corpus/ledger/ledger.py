@@ -3,13 +3,14 @@
 A task's note is a line of `ledger.jsonl`, added after its output has its name and is on the disk.
 A task that was killed before is done again; it writes the same bytes.
 
-    ledger = Ledger(corpus / ".build")
+    ledger = Ledger(corpus)
     notes = ledger.run("documents", tasks, engine, progress)      # in the order of the tasks
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,19 +21,25 @@ from ridgeline.formats.line_store import append_lines, read_lines
 from ridgeline.progress import Progress
 
 NAME = "ledger.jsonl"
+WORK_FOLDER = ".build"
 
 
 class Ledger:
+    """Of a folder: outputs lie in it, and the ledger itself among what is removed at the end."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._path = folder / NAME
+        self._path = folder / WORK_FOLDER / NAME
         remove_leftovers(folder)
         self._notes = {note.name: note for line in read_lines(self._path) if (note := _note(line))}
         self._hashes: dict[str, str] = {}  # of outputs of this run
 
-    @property
-    def is_begun(self) -> bool:
-        return bool(self._notes)
+    def forget(self) -> None:
+        """The build is done: notes, and all that only its tasks needed."""
+        self._path.unlink(missing_ok=True)
+        for path in (self.folder / WORK_FOLDER).iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
 
     def run(
         self,

@@ -14,9 +14,9 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,12 @@ class Task:
             VERSION,
             f"{self.work.__module__}.{self.work.__qualname__}",
             self.output,
-            {name: as_plain(value) for name, value in self.arguments.items()},
+            dict(self.arguments),
             [hashes[name] for name in self.inputs],
         ]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(
+            json.dumps(content, sort_keys=True, default=asdict).encode()
+        ).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,6 @@ class Note:
     num_bytes: int
     cpu_s: float
     counts: dict[str, Any]
-
-
-def as_plain(value: Any) -> Any:
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def perform(folder: Path, task: Task, key: str) -> Note:
@@ -123,12 +121,8 @@ def sync_folder(folder: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """What builders that were killed had begun to write."""
-    for path in folder.rglob(f".*{TEMPORARY}"):
+    for path in list(folder.rglob(f".*{TEMPORARY}")):
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink()
-
-
-def hashes_of(notes: Sequence[Note]) -> dict[str, str]:
-    return {note.output: note.sha256 for note in notes}

@@ -1,0 +1,240 @@
+"""The chain: cut, read and judge, find duplicates, tokenize, index; tasks of the ledger, all.
+
+    report = build(BuildOrder(("crawl/*.jsonl",), Path("corpus"), CorpusRecipe()), engine)
+
+A build that was stopped goes on with `resume`, and ends with the bytes that it would have had.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ridgeline.data.corpus.engines.engine import TaskEngine
+from ridgeline.data.corpus.ledger.ledger import WORK_FOLDER, Ledger
+from ridgeline.data.corpus.ledger.lock import builder_lock
+from ridgeline.data.corpus.ledger.task import Note, Task
+from ridgeline.data.corpus.recipe import FILE_NAME, CorpusRecipe, as_json
+from ridgeline.data.corpus.report import accounts, stage_rates
+from ridgeline.data.corpus.shards import write_documents, write_index, write_tokens
+from ridgeline.data.corpus.shards.index import INDEX_NAME
+from ridgeline.data.corpus.sources.read import file_state
+from ridgeline.data.corpus.stages.documents import documents
+from ridgeline.data.corpus.stages.language import is_identified
+from ridgeline.data.corpus.stages.quality import PolarsEngine
+from ridgeline.data.corpus.units.cutting import cut_files, read_pieces
+from ridgeline.data.corpus.units.files import InputFile, input_files
+from ridgeline.data.corpus.units.unit import FileState, Unit, units_of
+from ridgeline.data.tokenizer import Tokenizer
+from ridgeline.errors import CorpusError, OutputError
+from ridgeline.formats.files import atomic_write
+from ridgeline.models.checkpoint import resolve_model
+from ridgeline.progress import Progress
+
+FILES_AT_ONCE = 256  # that one task cuts, where that takes no reading
+REPORT_NAME = "report.json"
+
+
+@dataclass(frozen=True)
+class BuildOrder:
+    patterns: tuple[str, ...]
+    out: Path
+    recipe: CorpusRecipe
+    resume: bool = False
+    polars: PolarsEngine = "auto"
+
+
+def build(
+    order: BuildOrder, engine: TaskEngine, progress: Progress | None = None
+) -> dict[str, Any]:
+    """The report, which is also kept beside the corpus."""
+    out = order.out
+    if out.is_file():
+        raise OutputError(f"{out} is a file; give a folder to write to")
+    if not order.resume and out.is_dir() and any(out.iterdir()):
+        raise OutputError(
+            f"{out} is not empty; --resume goes on with what is in it, or give another"
+        )
+    is_identified(order.recipe.language)
+    files = input_files(order.patterns)
+    with builder_lock(out / WORK_FOLDER):
+        return _Builder(order, engine, progress).run(files)
+
+
+class _Builder:
+    def __init__(self, order: BuildOrder, engine: TaskEngine, progress: Progress | None) -> None:
+        self._order, self._recipe, self._out = order, order.recipe, order.out
+        self._engine, self._progress = engine, progress
+        self._ledger = Ledger(order.out)
+        self._words: list[str] = []  # what a reader of the report has to know
+        if not is_identified(self._recipe.language) and self._recipe.language.identify == "auto":
+            self._words.append(
+                "languages are not named: no model lid.176 (pip install 'ridgeline[language]')"
+            )
+
+    def run(self, files: Sequence[InputFile]) -> dict[str, Any]:
+        states = [_state(file) for file in files]
+        done = self._finished(files, states)
+        if done is not None:
+            return done
+        tokenizer = Tokenizer.load(resolve_model(self._recipe.tokens.tokenizer))
+        (self._out / INDEX_NAME).unlink(missing_ok=True)
+        units = self._cut(files, states)
+        judged = self._documents(units)
+        shards = self._shards(judged, tokenizer.digest)
+        return self._finish(files, states, judged, shards)
+
+    def _cut(self, files: Sequence[InputFile], states: Sequence[FileState]) -> list[Unit]:
+        """Packed files and archives are read for it, each by a task of its own."""
+        tasks = []
+        for number, group in enumerate(_groups(files)):
+            tasks.append(
+                Task(
+                    f"cut/{number:06d}",
+                    cut_files,
+                    f"{WORK_FOLDER}/cut/{number:06d}.json",
+                    arguments={
+                        "files": [files[index] for index in group],
+                        "states": [states[index] for index in group],
+                        "options": self._recipe.read,
+                    },
+                    num_bytes=max(1, sum(states[index].num_bytes for index in group)),
+                )
+            )
+        notes = self._ledger.run("cut", tasks, self._engine, self._progress)
+        pieces = [piece for note in notes for piece in read_pieces(self._out / note.output)]
+        return units_of(pieces, self._recipe.read.unit_bytes)
+
+    def _documents(self, units: Sequence[Unit]) -> list[Note]:
+        languages = is_identified(self._recipe.language)
+        tasks = [
+            Task(
+                f"documents/{unit.name}",
+                documents,
+                f"{WORK_FOLDER}/documents/{unit.name}.parquet",
+                arguments={
+                    "unit": unit,
+                    "recipe": _judging(self._recipe),
+                    "languages": languages,
+                    "engine": self._order.polars,
+                },
+                num_bytes=max(1, unit.num_bytes),
+            )
+            for unit in units
+        ]
+        notes = self._ledger.run("documents", tasks, self._engine, self._progress)
+        if not any(note.counts["verdicts"].get("") for note in notes):
+            raise CorpusError(_nothing_kept(notes))
+        return [note for note in notes if note.counts["verdicts"]]
+
+    def _shards(self, judged: Sequence[Note], digest: str) -> list[Note]:
+        """Tokens of each unit, then the table of its documents."""
+        options = self._recipe.tokens
+        tasks = [
+            Task(
+                f"tokens/{number:06d}",
+                write_tokens,
+                f"tokens-{number:06d}.arrow",
+                inputs=(note.output,),
+                arguments={
+                    "tokenizer": options.tokenizer, "digest": digest, "certify": options.certify,
+                },
+                num_bytes=1 + note.counts["kept_bytes"],
+            )
+            for number, note in enumerate(judged)
+        ]  # fmt: skip
+        tokens = self._ledger.run("tokens", tasks, self._engine, self._progress)
+        tasks = [
+            Task(
+                f"tables/{number:06d}",
+                write_documents,
+                f"documents-{number:06d}.parquet",
+                inputs=(table.output, shard.output),
+                num_bytes=1 + table.counts["kept_bytes"],
+            )
+            for number, (table, shard) in enumerate(zip(judged, tokens, strict=True))
+        ]
+        return [*tokens, *self._ledger.run("tables", tasks, self._engine, self._progress)]
+
+    def _finish(
+        self, files: Sequence[InputFile], states: Sequence[FileState], judged: Sequence[Note],
+        shards: Sequence[Note],
+    ) -> dict[str, Any]:  # fmt: skip
+        for path in [*self._out.glob("tokens-*.arrow"), *self._out.glob("documents-*.parquet")]:
+            if path.name not in {note.output for note in shards}:
+                path.unlink()  # of an earlier recipe
+        facts = accounts(judged, shards)
+        with atomic_write(self._out / FILE_NAME) as file:
+            file.write(as_json(self._recipe))
+        index = write_index(
+            self._out, {"recipe": asdict(self._recipe)} | facts,
+            {note.output: note.sha256 for note in shards},
+        )  # fmt: skip
+        report = facts | {
+            "tokens": index.num_tokens,
+            "certificate": index.certificate.words(),
+            "notes": self._words,
+            "stages": stage_rates(judged, shards),
+        }
+        with atomic_write(self._out / WORK_FOLDER / REPORT_NAME) as file:
+            kept = {"inputs": _identity(files, states, self._recipe), "report": report}
+            json.dump(kept, file, indent=1)
+        self._ledger.forget()
+        return report
+
+    def _finished(
+        self, files: Sequence[InputFile], states: Sequence[FileState]
+    ) -> dict[str, Any] | None:
+        """The report of a build of the same that is done."""
+        path = self._out / WORK_FOLDER / REPORT_NAME
+        if not (path.is_file() and (self._out / INDEX_NAME).is_file()):
+            return None
+        kept: dict[str, Any] = json.loads(path.read_text())
+        is_same = kept["inputs"] == _identity(files, states, self._recipe)
+        return kept["report"] if is_same else None
+
+
+def _groups(files: Sequence[InputFile]) -> list[list[int]]:
+    """Numbers of files: those that are read to be cut alone, others together."""
+    groups: list[list[int]] = [[]]
+    for number, file in enumerate(files):
+        is_read = (bool(file.packing) and file.kind != "html") or file.kind in ("warc", "arrow")
+        if is_read or len(groups[-1]) == FILES_AT_ONCE:
+            groups.append([])
+        groups[-1].append(number)
+        if is_read:
+            groups.append([])
+    return [group for group in groups if group]
+
+
+def _judging(recipe: CorpusRecipe) -> CorpusRecipe:
+    """Without what comes later: another tokenizer does not judge documents anew."""
+    return CorpusRecipe(recipe.read, recipe.clean, recipe.quality, recipe.language, recipe.pii)
+
+
+def _state(file: InputFile) -> FileState:
+    return FileState() if file.kind == "refused" else file_state(file.name)
+
+
+def _identity(
+    files: Sequence[InputFile], states: Sequence[FileState], recipe: CorpusRecipe
+) -> list[Any]:
+    """JSON-ready, to be compared with that of another run."""
+    own = [[file.name, state.num_bytes, state.modified_ns]
+           for file, state in zip(files, states, strict=True)]  # fmt: skip
+    return [json.loads(json.dumps(asdict(recipe))), own]
+
+
+def _nothing_kept(notes: Sequence[Note]) -> str:
+    verdicts = [(name, count) for note in notes for name, count in note.counts["verdicts"].items()]
+    total = sum(count for _, count in verdicts)
+    words = f"no document is left of {total:,}"
+    refused = [each for note in notes for each in note.counts["quarantined"]]
+    if refused:
+        file, offset, reason = refused[0]
+        return f"{words}; the first that was quarantined: {file} at {offset}: {reason}"
+    most = max(verdicts, key=lambda each: each[1])[0] if verdicts else "no document"
+    return f"{words}; most by the rule {most}: `data build --show` has the recipe's rules"

@@ -17,10 +17,10 @@ from ridgeline.data.corpus.engines.engine import TaskEngine
 from ridgeline.data.corpus.ledger.ledger import WORK_FOLDER, Ledger
 from ridgeline.data.corpus.ledger.lock import builder_lock
 from ridgeline.data.corpus.ledger.task import Note, Task
+from ridgeline.data.corpus.names import INDEX_NAME
 from ridgeline.data.corpus.recipe import FILE_NAME, CorpusRecipe, as_json
 from ridgeline.data.corpus.report import accounts, stage_rates
 from ridgeline.data.corpus.shards import write_documents, write_index, write_tokens
-from ridgeline.data.corpus.shards.index import INDEX_NAME
 from ridgeline.data.corpus.sources.read import file_state
 from ridgeline.data.corpus.stages.documents import documents
 from ridgeline.data.corpus.stages.language import is_identified

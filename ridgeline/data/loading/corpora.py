@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from ridgeline.data.corpus.names import INDEX_NAME
 from ridgeline.data.loading.mixture import MIXTURE_NAME, read_mixture
 from ridgeline.data.loading.store import MixedStore, TokenShard, TokenStore
 from ridgeline.data.tokenizer import Tokenizer
 from ridgeline.errors import MissingPackageError, UsageError
-
-INDEX_NAME = "index.json"
 
 
 def is_corpus(path: Path) -> bool:
@@ -72,3 +71,14 @@ def open_mixture(folder: Path, tokenizer: Tokenizer | None = None) -> TokenStore
     if len(sizes) > 1:
         raise UsageError(f"{folder} mixes corpora of different tokenizers; build them with one")
     return TokenStore(shards, files, max(sizes), MixedStore(mixture, tuple(counts)))
+
+
+def corpora_of(folder: Path) -> list[Path]:
+    """The corpus in a folder, or those that its mixture names."""
+    if is_mixture(folder):
+        return [folder / each.corpus for each in read_mixture(folder).corpora]
+    if not is_corpus(folder):
+        raise UsageError(
+            f"{folder} is no corpus: it has no {INDEX_NAME}; give what `data build` made"
+        )
+    return [folder]

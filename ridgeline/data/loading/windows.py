@@ -74,15 +74,21 @@ class TokenWindows:
         mixed = MixedOrder(self._parts, mixture.quotas(), seed)
         return SkippingOrder(mixed, skipped_ranges(mixture.skip))
 
-    def window_of(self, place: int) -> int | None:
-        """The window that has this token of the store; None where none has it."""
+    def windows_between(self, first: int, last: int) -> tuple[list[int], int]:
+        """The windows that have tokens of the store from `first` up to `last`, and how many."""
         spans = self._spans
-        order = np.argsort(spans.first, kind="stable")
-        number = int(np.searchsorted(spans.first[order], place, side="right")) - 1
-        if number < 0 or place >= spans.last[order[number]]:
-            return None
-        span = order[number]
-        token = int(self._begins[span] + place - spans.first[span])
+        chosen = np.flatnonzero((spans.first < last) & (spans.last > first))
+        begins = np.maximum(spans.first[chosen], first) - spans.first[chosen]
+        ends = np.minimum(spans.last[chosen], last) - spans.first[chosen]
+        windows = set[int]()
+        for span, begin, end in zip(chosen.tolist(), begins.tolist(), ends.tolist(), strict=True):
+            base = int(self._begins[span])
+            low, high = self._window_at(base + begin), self._window_at(base + end - 1)
+            windows.update(range(low, high + 1))
+        return sorted(windows), int((ends - begins).sum())
+
+    def _window_at(self, token: int) -> int:
+        """Of a token counted in tokens of the spans."""
         if self._ends is None:
             return token // self.length
         return int(np.searchsorted(self._ends, token, side="right")) - 1

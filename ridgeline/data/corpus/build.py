@@ -19,10 +19,10 @@ from ridgeline.data.corpus.engines.engine import TaskEngine
 from ridgeline.data.corpus.ledger.ledger import Ledger
 from ridgeline.data.corpus.ledger.lock import builder_lock
 from ridgeline.data.corpus.ledger.task import WORK_FOLDER, Note, Task
+from ridgeline.data.corpus.names import INDEX_NAME
 from ridgeline.data.corpus.recipe import FILE_NAME, CorpusRecipe, as_json
 from ridgeline.data.corpus.report import accounts, stage_rates, summed
 from ridgeline.data.corpus.shards import write_documents, write_index, write_tokens
-from ridgeline.data.corpus.shards.index import INDEX_NAME
 from ridgeline.data.corpus.sources.read import file_state
 from ridgeline.data.corpus.stages.documents import KEPT, documents
 from ridgeline.data.corpus.stages.excluding import exclude

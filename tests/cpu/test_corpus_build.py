@@ -196,6 +196,7 @@ class ChangingInput(ThisProcess):
     """A file grows once it is cut."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self.path = path
 
     def run(self, folder: Path, tasks: Any) -> Any:
@@ -228,7 +229,7 @@ def test_input_that_changes_is_refused_and_read_anew(tokenizer: Path, tmp_path: 
         (["--in", "{tmp}/short.jsonl"], UsageError, "needs --out"),
         (["webb", "--in", "x", "--out", "c"], UsageError, "'webb' 'web'"),
         (["--in", "{tmp}/short.jsonl", "--out", "{tmp}/c", "--workers", "0"], UsageError, "1"),
-        (["--in", "{tmp}/short.jsonl", "--out", "{tmp}/c", "--memory", "0.1"], UsageError, "0.8"),
+        (["--in", "{tmp}/short.jsonl", "--out", "{tmp}/c", "--memory", "0.1"], UsageError, "0.95"),
         (["--in", "{tmp}/short.jsonl", "--out", "{tmp}/c", "--rules", "goffer"], UsageError, "c4"),
         (["--in", "{tmp}/a.jsonl", "--out", "{tmp}/c", "--evaluation", "x"], UsageError, "NAME"),
         (["--in", "{tmp}/a.jsonl", "--out", "{tmp}/c", "--evaluation", "x=no"], UsageError, "no"),

@@ -18,9 +18,9 @@ import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
-from raw_files import files_of_every_kind, good_texts, json_lines, page, warc_record
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raw_files import files_of_every_kind, good_texts, json_lines, page, warc_record
 
 from ridgeline.data.corpus.recipe import ReadOptions
 from ridgeline.data.corpus.sources.document import RawDocument
@@ -29,7 +29,7 @@ from ridgeline.data.corpus.sources.read import file_state, piece_documents
 from ridgeline.data.corpus.units import cutting
 from ridgeline.data.corpus.units.cutting import file_pieces
 from ridgeline.data.corpus.units.files import as_input, input_files
-from ridgeline.data.corpus.units.unit import Piece, units_of
+from ridgeline.data.corpus.units.unit import FilePiece, units_of
 
 TEXTS = list(good_texts()[:6])
 
@@ -86,7 +86,7 @@ def test_cut_files_have_the_documents_of_whole_ones(
 
 
 def test_units_hold_small_files_together() -> None:
-    pieces = [Piece(f"{number}", "text", num_bytes=30) for number in range(10)]
+    pieces = [FilePiece(f"{number}", "text", num_bytes=30) for number in range(10)]
     units = units_of(pieces, 100)
     assert [unit.num_bytes for unit in units] == [90, 90, 90, 30]
     assert [piece for unit in units for piece in unit.pieces] == pieces
@@ -126,7 +126,9 @@ def broken_files() -> dict[str, tuple[Callable[[Path], object], str, int]]:
     table = pyarrow.table({"text": TEXTS, "n": range(6)})
 
     def parquet(path: Path) -> bytes:
-        pyarrow.parquet.write_table(table, path, row_group_size=2, write_page_checksum=True)
+        pyarrow.parquet.write_table(
+            table, path, row_group_size=2, write_page_checksum=True, use_dictionary=False
+        )
         return path.read_bytes()
 
     def flipped(path: Path) -> None:

@@ -32,8 +32,8 @@ BYTE = _one_of(range(256))
 # The first two of a public address: those of private networks tell nobody's place.
 PUBLIC = "|".join(
     (
-        rf"{_one_of(range(1, 10), range(11, 127), range(128, 172), range(173, 192), range(193, 224))}"
-        rf"\.{BYTE}",
+        rf"{_one_of(range(1, 10), range(11, 127), range(128, 172), range(173, 192))}\.{BYTE}",
+        rf"{_one_of(range(193, 224))}\.{BYTE}",
         rf"172\.{_one_of(range(16), range(32, 256))}",
         rf"192\.{_one_of(range(168), range(169, 256))}",
     )

@@ -54,6 +54,10 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     for flag, given in (("--in", args.patterns), ("--out", args.out)):
         if not given:
             raise UsageError(f"data build needs {flag} (see: ridgeline data build --help)")
+    if args.ray is not None and (args.workers or args.memory):
+        raise UsageError(
+            "--workers and --memory are of this machine; with --ray the cluster has both"
+        )
     check_packages()
     from ridgeline.data.corpus.build import BuildOrder, build
     from ridgeline.data.corpus.engines.local import local_engine
@@ -67,8 +71,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         resume=args.resume,
         polars=checked_engine(args.engine),
     )
-    workers = workers_of(args)
-    engine = local_engine(workers) if args.ray is None else RayTasks(args.ray)
+    engine = local_engine(workers_of(args)) if args.ray is None else RayTasks(args.ray)
     with closing(engine), terminal.progress() as progress:
         return {"corpus": str(args.out), **build(order, engine, progress)}
 

@@ -60,6 +60,11 @@ class ReadOptions:
         return self.max_document_mb * MB
 
     @property
+    def mark(self) -> str:
+        r"""The separator as it stands in a file: shells pass on \n as two letters."""
+        return self.separator.replace(r"\n", "\n").replace(r"\t", "\t")
+
+    @property
     def unit_bytes(self) -> int:
         return self.unit_mb * MB
 

@@ -67,7 +67,7 @@ class Ledger:
             finished += sizes[note.name]
             if progress is not None:
                 progress(stage, finished, total)
-        done = [note for task in tasks if (note := notes[task.name]) is not None]
+        done = [each for task in tasks if (each := notes[task.name]) is not None]
         assert len(done) == len(tasks), f"{stage}: the engine left tasks out"
         self._hashes |= {note.output: note.sha256 for note in done}
         return done

@@ -81,7 +81,7 @@ def _documents(piece: FilePiece, options: ReadOptions) -> Iterator[RawDocument]:
                 yield from json_documents(file, begin, end, field, longest)
             elif piece.kind == "html":
                 yield html_file(file, longest)
-            elif options.separator:
-                yield from separated_documents(file, begin, end, options.separator, longest)
+            elif options.mark:
+                yield from separated_documents(file, begin, end, options.mark, longest)
             else:
                 yield whole_document(file, longest)

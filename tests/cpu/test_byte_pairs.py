@@ -61,10 +61,7 @@ def own_ids(tokenizer: CorpusTokenizer, texts: list[str]) -> list[list[int]]:
     encoded = tokenizer.encode(pyarrow.array(texts, pyarrow.large_string()))
     before, behind = len(tokenizer.before), len(tokenizer.behind)
     bounds = encoded.offsets.tolist()
-    return [
-        encoded.ids[begin + before : end - behind].tolist()
-        for begin, end in pairwise(bounds)
-    ]
+    return [encoded.ids[begin + before : end - behind].tolist() for begin, end in pairwise(bounds)]
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -24,7 +24,7 @@ from ridgeline.data.loading.mixture import (
     save_mixture,
 )
 from ridgeline.data.loading.order import SkippingOrder
-from ridgeline.data.loading.packing import pack, pack_by_numpy
+from ridgeline.data.loading.packing import pack
 from ridgeline.data.loading.permutation import Permutation, key_of
 from ridgeline.data.loading.store import MixedStore, TokenStore
 from ridgeline.errors import UsageError
@@ -189,8 +189,9 @@ def test_rows_packed_in_c_are_numpy_s(
         ).train  # type: ignore[arg-type]
     except UsageError:
         return  # too short
-    pieces = windows.pieces(windows.order(2).samples(0, min(9, windows.num_windows)))
-    one, other = pack(store, pieces), pack_by_numpy(store, pieces)
+    chosen = windows.order(2).samples(0, min(9, windows.num_windows))
+    one, other = windows.batch(chosen), pack(store, windows.pieces(chosen))
+    assert windows._packer is not None
     for name in ("ids", "targets", "positions", "starts"):
         assert getattr(one, name).tolist() == getattr(other, name).tolist(), name
         assert getattr(one, name).dtype == getattr(other, name).dtype

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def write_table(path: Path, documents: Sequence[Named], dropped: Sequence[Named]
 def cut(documents: Sequence[Named], num_units: int) -> list[list[Named]]:
     """As units of about the same size; there may be empty ones."""
     bounds = [len(documents) * unit // num_units for unit in range(num_units + 1)]
-    return [list(documents[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [list(documents[a:b]) for a, b in pairwise(bounds)]
 
 
 def run_stages(folder: Path, stages: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:

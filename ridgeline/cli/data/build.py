@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ridgeline.cli.data.duplicates import duplicate_lines
 from ridgeline.cli.data.order import add_order, check_packages, recipe_of, workers_of
 from ridgeline.cli.parser import group
 from ridgeline.cli.tables.corpus import accounts_table, stages_table
@@ -53,6 +54,10 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     for flag, given in (("--in", args.patterns), ("--out", args.out)):
         if not given:
             raise UsageError(f"data build needs {flag} (see: ridgeline data build --help)")
+    if args.ray is not None and (args.workers or args.memory):
+        raise UsageError(
+            "--workers and --memory are of this machine; with --ray the cluster has both"
+        )
     check_packages()
     from ridgeline.data.corpus.build import BuildOrder, build
     from ridgeline.data.corpus.engines.local import local_engine
@@ -66,8 +71,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         resume=args.resume,
         polars=checked_engine(args.engine),
     )
-    workers = workers_of(args)
-    engine = local_engine(workers) if args.ray is None else RayTasks(args.ray)
+    engine = local_engine(workers_of(args)) if args.ray is None else RayTasks(args.ray)
     with closing(engine), terminal.progress() as progress:
         return {"corpus": str(args.out), **build(order, engine, progress)}
 
@@ -81,7 +85,8 @@ def render(document: dict[str, Any], console: Console) -> None:
         console.print(safe_text(
             f"quarantined: {place['file']} at {place['offset']}: {place['reason']}"
         ))  # fmt: skip
-    for line in (*document["notes"], document["certificate"]):
+    lines = duplicate_lines(document["duplicates"]) if "duplicates" in document else []
+    for line in (*lines, *document["notes"], document["certificate"]):
         console.print(safe_text(line))
     console.print(stages_table(document))
     console.print(safe_text(f"{document['tokens']:,} tokens in {document['corpus']}"), style="bold")

@@ -20,10 +20,10 @@ ridgeline data explain corpus --file crawl/a.jsonl --byte 123456"""
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("corpus", type=Path, metavar="CORPUS", help="a built corpus, or a mixture")
-    asked = group(parser, "what to explain")
-    asked.add_argument("--batch", type=int, metavar="N", help="the batch of step N, from 1")
-    asked.add_argument("--file", metavar="FILE", help="a file that the corpus was built from")
-    asked.add_argument(
+    subject = group(parser, "what to explain")
+    subject.add_argument("--batch", type=int, metavar="N", help="the batch of step N, from 1")
+    subject.add_argument("--file", metavar="FILE", help="a file that the corpus was built from")
+    subject.add_argument(
         "--byte", type=int, default=0, metavar="B", help="a byte of it, or row of a table (0)"
     )
     order = group(parser, "the run")
@@ -38,7 +38,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _ExplainedRun:
     """What decides which sample comes when."""
 
     sequence_length: int
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     return document | {"document": asdict(account)}
 
 
-def _order(args: argparse.Namespace) -> _Run:
+def _order(args: argparse.Namespace) -> _ExplainedRun:
     """The run's own settings, or the defaults of `train`, and what flags say instead."""
     from ridgeline.training.config import TrainConfig
     from ridgeline.training.config_file import load_config
@@ -104,7 +104,9 @@ def _order(args: argparse.Namespace) -> _Run:
         "held_out": config.data.held_out,
         "tokenizer": config.tokenizer or config.model or _recipe_tokenizer(args.corpus),
     }
-    return _Run(**settings | {name: value for name, value in given.items() if value is not None})
+    return _ExplainedRun(
+        **settings | {name: value for name, value in given.items() if value is not None}
+    )
 
 
 def _recipe_tokenizer(folder: Path) -> str | None:

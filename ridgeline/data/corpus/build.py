@@ -13,16 +13,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ridgeline.data.corpus.decontamination import decontaminate, evaluation_task
+from ridgeline.data.corpus.duplicates import DuplicateReport, duplicate_tasks
 from ridgeline.data.corpus.engines.engine import TaskEngine
-from ridgeline.data.corpus.ledger.ledger import WORK_FOLDER, Ledger
+from ridgeline.data.corpus.ledger.ledger import Ledger
 from ridgeline.data.corpus.ledger.lock import builder_lock
-from ridgeline.data.corpus.ledger.task import Note, Task
+from ridgeline.data.corpus.ledger.task import WORK_FOLDER, CorpusTask, TaskNote
 from ridgeline.data.corpus.names import INDEX_NAME
 from ridgeline.data.corpus.recipe import FILE_NAME, CorpusRecipe, as_json
-from ridgeline.data.corpus.report import accounts, stage_rates
+from ridgeline.data.corpus.report import accounts, stage_rates, summed
 from ridgeline.data.corpus.shards import write_documents, write_index, write_tokens
 from ridgeline.data.corpus.sources.read import file_state
-from ridgeline.data.corpus.stages.documents import documents
+from ridgeline.data.corpus.stages.documents import KEPT, documents
+from ridgeline.data.corpus.stages.excluding import exclude
 from ridgeline.data.corpus.stages.language import is_identified
 from ridgeline.data.corpus.stages.quality import PolarsEngine
 from ridgeline.data.corpus.units.cutting import cut_files, read_pieces
@@ -36,6 +39,10 @@ from ridgeline.progress import Progress
 
 FILES_AT_ONCE = 256  # that one task cuts, where that takes no reading
 REPORT_NAME = "report.json"
+# As they are shown; copies come last, when it is known what else is left out.
+DUPLICATE_STAGES = ("bands", "pairs", "shingles", "similarity", "near duplicates", "copies")
+CONTAMINATED = "contaminated"
+Removals = dict[str, str]  # by verdict, the file that lists the documents
 
 
 @dataclass(frozen=True)
@@ -61,14 +68,16 @@ def build(
     is_identified(order.recipe.language)
     files = input_files(order.patterns)
     with builder_lock(out / WORK_FOLDER):
-        return _Builder(order, engine, progress).run(files)
+        return _CorpusBuilder(order, engine, progress).run(files)
 
 
-class _Builder:
+class _CorpusBuilder:
     def __init__(self, order: BuildOrder, engine: TaskEngine, progress: Progress | None) -> None:
         self._order, self._recipe, self._out = order, order.recipe, order.out
         self._engine, self._progress = engine, progress
         self._ledger = Ledger(order.out)
+        self._later: list[TaskNote] = []  # between documents and shards
+        self._facts: dict[str, Any] = {}  # what they came to
         self._words: list[str] = []  # what a reader of the report has to know
         if not is_identified(self._recipe.language) and self._recipe.language.identify == "auto":
             self._words.append(
@@ -82,9 +91,12 @@ class _Builder:
             return done
         tokenizer = Tokenizer.load(resolve_model(self._recipe.tokens.tokenizer))
         (self._out / INDEX_NAME).unlink(missing_ok=True)
+        sets = self._evaluations()
         units = self._cut(files, states)
         judged = self._documents(units)
-        shards = self._shards(judged, tokenizer.digest)
+        cleared = self._clear(judged, sets)
+        removals = self._duplicates(cleared)
+        shards = self._shards(cleared, removals, tokenizer.digest)
         return self._finish(files, states, judged, shards)
 
     def _cut(self, files: Sequence[InputFile], states: Sequence[FileState]) -> list[Unit]:
@@ -92,7 +104,7 @@ class _Builder:
         tasks = []
         for number, group in enumerate(_groups(files)):
             tasks.append(
-                Task(
+                CorpusTask(
                     f"cut/{number:06d}",
                     cut_files,
                     f"{WORK_FOLDER}/cut/{number:06d}.json",
@@ -108,10 +120,10 @@ class _Builder:
         pieces = [piece for note in notes for piece in read_pieces(self._out / note.output)]
         return units_of(pieces, self._recipe.read.unit_bytes)
 
-    def _documents(self, units: Sequence[Unit]) -> list[Note]:
+    def _documents(self, units: Sequence[Unit]) -> list[TaskNote]:
         languages = is_identified(self._recipe.language)
         tasks = [
-            Task(
+            CorpusTask(
                 f"documents/{unit.name}",
                 documents,
                 f"{WORK_FOLDER}/documents/{unit.name}.parquet",
@@ -130,29 +142,102 @@ class _Builder:
             raise CorpusError(_nothing_kept(notes))
         return [note for note in notes if note.counts["verdicts"]]
 
-    def _shards(self, judged: Sequence[Note], digest: str) -> list[Note]:
-        """Tokens of each unit, then the table of its documents."""
-        options = self._recipe.tokens
+    def _evaluations(self) -> str | None:
+        """The file with the texts of evaluation sets. They come first: what is wrong with them is
+        known before the input is read.
+        """
+        files = self._recipe.evaluations.files
+        if not files:
+            return None
+        task, sets = evaluation_task(files)
+        self._ledger.run("evaluation sets", [task], self._engine, self._progress)
+        return sets
+
+    def _clear(self, judged: list[TaskNote], sets: str | None) -> list[TaskNote]:
+        """Without documents that repeat an evaluation set. They go before duplicates are looked
+        for: what is left out as a duplicate has one that stays.
+        """
+        if sets is None:
+            return judged
+        options = self._recipe.evaluations
         tasks = [
-            Task(
-                f"tokens/{number:06d}",
-                write_tokens,
-                f"tokens-{number:06d}.arrow",
-                inputs=(note.output,),
-                arguments={
-                    "tokenizer": options.tokenizer, "digest": digest, "certify": options.certify,
-                },
+            CorpusTask(
+                f"contaminated/{number:06d}",
+                decontaminate,
+                f"{WORK_FOLDER}/contaminated/{number:06d}.parquet",
+                (note.output, sets),
+                {"options": options},
                 num_bytes=1 + note.counts["kept_bytes"],
             )
             for number, note in enumerate(judged)
-        ]  # fmt: skip
+        ]
+        lists = self._ledger.run("contaminated", tasks, self._engine, self._progress)
+        tasks = [
+            CorpusTask(
+                f"cleared/{number:06d}",
+                exclude,
+                f"{WORK_FOLDER}/cleared/{number:06d}.parquet",
+                (note.output, repeated.output),
+                {"verdict": CONTAMINATED},
+                num_bytes=1 + note.counts["kept_bytes"],
+            )
+            for number, (note, repeated) in enumerate(zip(judged, lists, strict=True))
+        ]
+        cleared = self._ledger.run("cleared", tasks, self._engine, self._progress)
+        self._later += [*lists, *cleared]
+        self._facts["contaminated"] = dict(summed(lists, "contaminated_by_set"))
+        return cleared
+
+    def _duplicates(self, judged: Sequence[TaskNote]) -> Removals:
+        """Verdicts, and for each the list of the whole corpus's documents."""
+        options = self._recipe.duplicates
+        if not options.remove:
+            return {}
+        num_bytes = sum(note.counts["kept_bytes"] for note in judged)
+        num_documents = sum(note.counts["verdicts"].get(KEPT, 0) for note in judged)
+        tables = [note.output for note in judged]
+        steps = duplicate_tasks(tables, num_bytes, num_documents, options)
+        notes = [
+            note
+            for stage, tasks in zip(DUPLICATE_STAGES, steps.stages, strict=True)
+            for note in self._ledger.run(stage, tasks, self._engine, self._progress)
+        ]
+        report = DuplicateReport.of([note.counts for note in notes], options)
+        self._facts["duplicates"] = report.to_json()
+        self._later += notes
+        return {"exact_duplicate": steps.exact, "near_duplicate": steps.near}
+
+    def _shards(
+        self, judged: Sequence[TaskNote], removals: Removals, digest: str
+    ) -> list[TaskNote]:
+        """Tokens of each unit, then the table of its documents."""
+        options = self._recipe.tokens
+        removed = tuple(removals.values())
+        arguments = {
+            "tokenizer": options.tokenizer,
+            "digest": digest,
+            "verdicts": list(removals),
+            "certify": options.certify,
+        }
+        tasks = [
+            CorpusTask(
+                f"tokens/{number:06d}",
+                write_tokens,
+                f"tokens-{number:06d}.arrow",
+                (note.output, *removed),
+                arguments,
+                num_bytes=1 + note.counts["kept_bytes"],
+            )
+            for number, note in enumerate(judged)
+        ]
         tokens = self._ledger.run("tokens", tasks, self._engine, self._progress)
         tasks = [
-            Task(
+            CorpusTask(
                 f"tables/{number:06d}",
                 write_documents,
                 f"documents-{number:06d}.parquet",
-                inputs=(table.output, shard.output),
+                (table.output, *removed, shard.output),
+                {"verdicts": list(removals)},
                 num_bytes=1 + table.counts["kept_bytes"],
             )
             for number, (table, shard) in enumerate(zip(judged, tokens, strict=True))
@@ -160,13 +245,13 @@ class _Builder:
         return [*tokens, *self._ledger.run("tables", tasks, self._engine, self._progress)]
 
     def _finish(
-        self, files: Sequence[InputFile], states: Sequence[FileState], judged: Sequence[Note],
-        shards: Sequence[Note],
+        self, files: Sequence[InputFile], states: Sequence[FileState], judged: Sequence[TaskNote],
+        shards: Sequence[TaskNote],
     ) -> dict[str, Any]:  # fmt: skip
         for path in [*self._out.glob("tokens-*.arrow"), *self._out.glob("documents-*.parquet")]:
             if path.name not in {note.output for note in shards}:
                 path.unlink()  # of an earlier recipe
-        facts = accounts(judged, shards)
+        facts = accounts(judged, shards) | self._facts
         with atomic_write(self._out / FILE_NAME) as file:
             file.write(as_json(self._recipe))
         index = write_index(
@@ -177,7 +262,7 @@ class _Builder:
             "tokens": index.num_tokens,
             "certificate": index.certificate.words(),
             "notes": self._words,
-            "stages": stage_rates(judged, shards),
+            "stages": stage_rates(judged, [*self._later, *shards]),
         }
         with atomic_write(self._out / WORK_FOLDER / REPORT_NAME) as file:
             kept = {"inputs": _identity(files, states, self._recipe), "report": report}
@@ -228,7 +313,7 @@ def _identity(
     return [json.loads(json.dumps(asdict(recipe))), own]
 
 
-def _nothing_kept(notes: Sequence[Note]) -> str:
+def _nothing_kept(notes: Sequence[TaskNote]) -> str:
     verdicts = [(name, count) for note in notes for name, count in note.counts["verdicts"].items()]
     total = sum(count for _, count in verdicts)
     words = f"no document is left of {total:,}"

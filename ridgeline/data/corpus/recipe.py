@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ridgeline.data.corpus.decontamination import DecontaminationOptions
+from ridgeline.data.corpus.duplicates import DuplicateOptions
 from ridgeline.errors import UsageError
 from ridgeline.formats.fields import check_fields, config_from, field_help
 
@@ -56,6 +58,11 @@ class ReadOptions:
     @property
     def max_document_bytes(self) -> int:
         return self.max_document_mb * MB
+
+    @property
+    def mark(self) -> str:
+        r"""The separator as it stands in a file: shells pass on \n as two letters."""
+        return self.separator.replace(r"\n", "\n").replace(r"\t", "\t")
 
     @property
     def unit_bytes(self) -> int:
@@ -155,6 +162,8 @@ class CorpusRecipe:
     quality: QualityOptions = field(default_factory=QualityOptions)
     language: LanguageOptions = field(default_factory=LanguageOptions)
     pii: PiiOptions = field(default_factory=PiiOptions)
+    duplicates: DuplicateOptions = field(default_factory=DuplicateOptions)
+    evaluations: DecontaminationOptions = field(default_factory=DecontaminationOptions)
     tokens: TokenOptions = field(default_factory=TokenOptions)
 
 

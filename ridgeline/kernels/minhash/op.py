@@ -103,6 +103,6 @@ COMPILE = [case((20, 30)), case((20, 30), bands=5, rows=13, ngram=8)]
 OP = Op(
     name="minhash",
     summary="Which documents are near duplicates: least permuted hashes of runs of words",
-    **functions(defined, launch, cost, eager=defined),
+    **functions(defined, launch, cost),
     **case_lists(SMALL, LARGE, BENCH, COMPILE),
 )

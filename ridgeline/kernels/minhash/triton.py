@@ -9,7 +9,9 @@ hundred a byte of text.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -31,9 +33,18 @@ from ridgeline.kernels.minhash.reference import (
     signed,
 )
 
-BYTES = 256  # of a document looked at together; not measured yet
-WORDS = 128  # shingles made together; not measured yet
-UNROLL = 8  # shingles in a round of the minima; not measured yet
+
+@dataclass(frozen=True)
+class MinHashConfig:
+    """Not measured yet."""
+
+    bytes: int = 256  # of a document looked at together, by a warp of 32 threads
+    words: int = 128  # shingles made together
+    unroll: int = 8  # shingles in a round of the minima
+    warps: int = 1  # of 32 threads, for each of the three
+
+
+DEFAULT = MinHashConfig()
 SPREAD_FACTOR = tl.constexpr(signed(SPREAD))
 FIRST_FACTOR, SECOND_FACTOR = tl.constexpr(signed(FIRST)), tl.constexpr(signed(SECOND))
 STEP_TERM = tl.constexpr(signed(STEP))
@@ -149,12 +160,12 @@ def shingles_kernel(
     ended_ptr,
     scales_ptr,
     num_words_ptr,
-    low_ptr,
+    hashes_ptr,
     NGRAM: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """The low 32 bits of the hash of the words up to each word: of the last one in a document of
-    fewer words than a shingle has, its only shingle's.
+    """The hash of the words up to each word: at the last one in a document of fewer words than a
+    shingle has, its only shingle's.
     """
     document = tl.program_id(0).to(tl.int64)
     room = (tl.load(offsets_ptr + document) + document) // 2
@@ -171,14 +182,14 @@ def shingles_kernel(
             ended = tl.load(ended_ptr + room + other, mask=there, other=0)
             scale = tl.load(scales_ptr + room + other, mask=there, other=0)
             total = total * SPREAD_FACTOR + (ended - begun) * scale
-        tl.store(low_ptr + room + word, mixed(total).to(tl.int32), mask=keep)
+        tl.store(hashes_ptr + room + word, mixed(total), mask=keep)
 
 
 @triton.jit
 def minima_kernel(
     offsets_ptr,
     num_words_ptr,
-    low_ptr,
+    hashes_ptr,
     factors_ptr,
     terms_ptr,
     minima_ptr,
@@ -205,8 +216,8 @@ def minima_kernel(
     for word in range(first, num_words, UNROLL):
         for step in tl.static_range(UNROLL):
             # The last one again behind the end: it changes no minimum.
-            low = tl.load(low_ptr + room + tl.minimum(word + step, num_words - 1))
-            least = tl.minimum(least, factors * low + terms)
+            hash = tl.load(hashes_ptr + room + tl.minimum(word + step, num_words - 1))
+            least = tl.minimum(least, factors * hash.to(tl.int32) + terms)
     tl.store(minima_ptr + document * BANDS * ROWS + number, least, mask=keep)
     unsigned = least.to(tl.int64) & 0xFFFFFFFF
     parts = mixed(unsigned + (number + 1).to(tl.int64) * STEP_TERM)
@@ -215,58 +226,124 @@ def minima_kernel(
     tl.store(counts_ptr + document, (num_words - first).to(tl.int64))
 
 
+class ShinglePlaces(NamedTuple):
+    """Hashes of all shingles where they were kept: those of a document from its first place on,
+    and from as many further as a shingle has words before its last.
+    """
+
+    offsets: Tensor  # [D + 1], of the text
+    hashes: Tensor  # [half as many as there are bytes and documents] int64
+    num_words: Tensor  # [D] int32
+    ngram: int
+
+
 @lru_cache
-def tables(count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Powers of BASE and of its inverse; the factors and terms of the permutations."""
-    made = (powers(BASE, BYTES), powers(pow(BASE, -1, 2**64), BYTES), *permutations(count))
-    up, down, factors, terms = (each.to(device) for each in made)
-    return up, down, factors, terms
+def power_tables(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Powers of BASE and of its inverse."""
+    return powers(BASE, count).to(device), powers(pow(BASE, -1, 2**64), count).to(device)
+
+
+@lru_cache
+def permutation_tables(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    factors_P, terms_P = permutations(count)
+    return factors_P.to(device), terms_P.to(device)
 
 
 def signatures(
-    text_N: Tensor, offsets: Tensor, *, bands: int, rows: int, ngram: int = NGRAM
+    text_N: Tensor,
+    offsets: Tensor,
+    *,
+    bands: int,
+    rows: int,
+    ngram: int = NGRAM,
+    config: MinHashConfig = DEFAULT,
 ) -> Signatures:
     """The launcher; arguments are reference.py's, on the device."""
+    places = shingle_places(text_N, offsets, ngram=ngram, config=config)
+    return minima(places, bands=bands, rows=rows, config=config)
+
+
+def shingle_places(
+    text_N: Tensor, offsets: Tensor, *, ngram: int = NGRAM, config: MinHashConfig = DEFAULT
+) -> ShinglePlaces:
     documents, device = len(offsets) - 1, text_N.device
+    num_places = (len(text_N) + documents) // 2 + 1
+    begun, ended, scales = torch.empty((3, num_places), dtype=torch.int64, device=device)
+    hashes = torch.empty(num_places, dtype=torch.int64, device=device)  # outlives the others
+    num_words = torch.empty(documents, dtype=torch.int32, device=device)
+    result = ShinglePlaces(offsets, hashes, num_words, ngram)
+    if not documents:
+        return result
+    up, down = power_tables(config.bytes, device)
+    num_warps = warps_of(text_N, config)
+    launch(
+        words_kernel,
+        (documents,),
+        (text_N, offsets, up, down, begun, ended, scales, num_words),
+        UP_STEP=signed(pow(BASE, config.bytes, 2**64)),
+        DOWN_STEP=signed(pow(pow(BASE, -1, 2**64), config.bytes, 2**64)),
+        BYTES=config.bytes,
+        num_warps=num_warps,
+    )
+    launch(
+        shingles_kernel,
+        (documents,),
+        (offsets, begun, ended, scales, num_words, hashes),
+        NGRAM=ngram,
+        WORDS=config.words,
+        num_warps=num_warps,
+    )
+    return result
+
+
+def minima(
+    places: ShinglePlaces, *, bands: int, rows: int, config: MinHashConfig = DEFAULT
+) -> Signatures:
+    documents, device = len(places.num_words), places.hashes.device
     minima_DP = torch.empty((documents, bands * rows), dtype=torch.int32, device=device)
     bands_DB = torch.empty((documents, bands), dtype=torch.int64, device=device)
     counts_D = torch.empty(documents, dtype=torch.int64, device=device)
     result = Signatures(minima_DP, bands_DB, counts_D)
     if not documents:
         return result
-    up, down, factors_P, terms_P = tables(bands * rows, device)
-    places = (len(text_N) + documents) // 2 + 1
-    begun, ended, scales = torch.empty((3, places), dtype=torch.int64, device=device)
-    low = torch.empty(places, dtype=torch.int32, device=device)
-    num_words = torch.empty(documents, dtype=torch.int32, device=device)
-    warps = 1 if target_of(text_N).warp_size == 32 else 2
-    launch(
-        words_kernel,
-        (documents,),
-        (text_N, offsets, up, down, begun, ended, scales, num_words),
-        UP_STEP=signed(pow(BASE, BYTES, 2**64)),
-        DOWN_STEP=signed(pow(pow(BASE, -1, 2**64), BYTES, 2**64)),
-        BYTES=BYTES,
-        num_warps=warps,
-    )
-    launch(
-        shingles_kernel,
-        (documents,),
-        (offsets, begun, ended, scales, num_words, low),
-        NGRAM=ngram,
-        WORDS=WORDS,
-        num_warps=warps,
-    )
+    factors_P, terms_P = permutation_tables(bands * rows, device)
     launch(
         minima_kernel,
         (documents,),
-        (offsets, num_words, low, factors_P, terms_P, minima_DP, bands_DB, counts_D),
-        NGRAM=ngram,
+        (
+            places.offsets,
+            places.num_words,
+            places.hashes,
+            factors_P,
+            terms_P,
+            minima_DP,
+            bands_DB,
+            counts_D,
+        ),
+        NGRAM=places.ngram,
         BANDS=bands,
         ROWS=rows,
         BAND_BLOCK=triton.next_power_of_2(bands),
         ROW_BLOCK=triton.next_power_of_2(rows),
-        UNROLL=UNROLL,
-        num_warps=warps,
+        UNROLL=config.unroll,
+        num_warps=warps_of(places.hashes, config),
     )
     return result
+
+
+def warps_of(tensor: Tensor, config: MinHashConfig) -> int:
+    """For as many threads; AMD's warps have twice as many."""
+    return max(1, 32 * config.warps // target_of(tensor).warp_size)
+
+
+def shingles_of(places: ShinglePlaces, documents_M: Tensor) -> tuple[Tensor, Tensor]:
+    """Hashes of some documents' shingles in their order, and where each document's begin, [M + 1]:
+    what `shingles` gives for them on a CPU.
+    """
+    num_words = places.num_words[documents_M].long()
+    first = (num_words.clamp(max=places.ngram) - 1).clamp(min=0)
+    counts = num_words - first
+    starts = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
+    begin = (places.offsets[documents_M] + documents_M) // 2 + first
+    shift = (begin - starts[:-1]).repeat_interleave(counts)
+    return places.hashes[torch.arange(len(shift), device=shift.device) + shift], starts

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
-import pyarrow as pa
 
-from ridgeline.data.corpus.duplicates.tables import Numbers, packed
+from ridgeline.data.corpus.duplicates.tables import Numbers, packed_strings
 from ridgeline.errors import UsageError
+from ridgeline.formats.fields import check_fields, field_help
 from ridgeline.kernels.minhash import shingles
 
 # The words of kernels/minhash/reference.py, as text.
@@ -26,15 +26,39 @@ SIEVE_BITS = 24
 
 @dataclass(frozen=True)
 class DecontaminationOptions:
-    ngram: int = 13  # words in a row that a document may not share with an evaluation set
-    least: int = 8  # of shorter texts, those of so many words and more are looked for whole
+    sets: tuple[str, ...] = field(
+        default=(),
+        metadata=field_help(
+            "evaluation sets that documents may not repeat, NAME=FILE", flag="evaluation",
+            several=True,
+        ),
+    )  # fmt: skip
+    ngram: int = field(
+        default=13,
+        metadata=field_help(
+            "words in a row that a document may not share with one", flag="evaluation-words"
+        ),
+    )
+    least: int = field(
+        default=8,
+        metadata=field_help("texts of fewer words are not looked for", flag="evaluation-least"),
+    )
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        wrong = [entry for entry in self.sets if not all(entry.partition("="))]
+        if wrong:
+            raise UsageError(f"evaluation is {wrong[0]!r}; give NAME=FILE, e.g. mmlu=mmlu.jsonl")
         if not 2 <= self.least <= self.ngram <= 32:
             raise UsageError(
                 f"decontamination: ngram is {self.ngram} and least is {self.least}; give 2 to 32 "
                 "words, and least no more than ngram"
             )
+
+    @property
+    def files(self) -> dict[str, str]:
+        """By the name of the set."""
+        return dict(entry.split("=", 1) for entry in self.sets)
 
 
 @dataclass(frozen=True)
@@ -52,7 +76,7 @@ def evaluation_texts(
     sets: Iterable[str], rows: Iterable[int], texts: Iterable[str]
 ) -> list[EvaluationText]:
     """Without the short ones' spaces and case; the same text in one set once."""
-    made = {}
+    made: dict[tuple[str, tuple[str, ...]], EvaluationText] = {}
     for name, row, text in zip(sets, rows, texts, strict=True):
         words = tuple(words_of(text))
         made.setdefault((name, words), EvaluationText(name, row, words))
@@ -69,7 +93,7 @@ class Runs:
             for start in range(len(text.words) - length + 1):
                 self._sources.setdefault(text.words[start : start + length], text)
         lines = [" ".join(words) for words in self._sources]
-        hashes_S, _ = shingles(*packed(pa.array(lines, pa.large_string())), ngram=length)
+        hashes_S, _ = shingles(*packed_strings(lines), ngram=length)
         self._hashes = np.unique(hashes_S.numpy().view(np.uint64))
         self._sieve = np.zeros(1 << SIEVE_BITS, np.bool_)
         self._sieve[self._low(self._hashes)] = True

@@ -9,9 +9,10 @@ and in at least one of b bands with 1 - (1 - J^r)^b.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ridgeline.errors import UsageError
+from ridgeline.formats.fields import check_fields, field_help
 from ridgeline.kernels.minhash import NGRAM
 
 MOST_HASHES = 4096
@@ -19,12 +20,28 @@ MOST_HASHES = 4096
 
 @dataclass(frozen=True)
 class DuplicateOptions:
-    threshold: float = 0.8  # Jaccard similarity of shingles from which on one of two is removed
-    recall: float = 0.99  # share of the pairs just at the threshold that are to be found
-    rows: int = 8  # hashes in a band: more of them, fewer pairs to look at and more bands
-    ngram: int = NGRAM  # words in a shingle
+    remove: bool = field(
+        default=True,
+        metadata=field_help("leave out exact and near duplicates", flag="remove-duplicates"),
+    )
+    threshold: float = field(
+        default=0.8,
+        metadata=field_help("similarity (Jaccard) from which on one of two texts is left out"),
+    )
+    recall: float = field(
+        default=0.99,
+        metadata=field_help("share of the pairs just at the threshold that are to be found"),
+    )
+    rows: int = field(
+        default=8,
+        metadata=field_help("hashes in a band: with more, fewer pairs and more bands"),
+    )
+    ngram: int = field(
+        default=NGRAM, metadata=field_help("words in a shingle", flag="shingle-words")
+    )
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("threshold", "recall"):
             value = getattr(self, name)
             if not 0 < value < 1:

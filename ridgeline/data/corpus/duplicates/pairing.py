@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ridgeline.data.corpus.duplicates.signing import BANDS
 from ridgeline.data.corpus.duplicates.tables import (
     ID,
     Numbers,
@@ -61,7 +62,7 @@ class Rows(NamedTuple):
 
 def pair(output: Path, inputs: Sequence[Path], *, part: int) -> dict[str, Any]:
     """From the bands of all units to `MENTIONS`."""
-    rows = sorted_rows(read_part(inputs, part))
+    rows = sorted_rows(read_part(inputs, part, BANDS))
     is_first = begins(rows.exact, rows.value, rows.rank)
     copies = np.flatnonzero(rows.exact & ~is_first)
     originals = np.flatnonzero(is_first)[np.cumsum(is_first)[copies] - 1]

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 
 from ridgeline.data.corpus.duplicates.options import DuplicateOptions
-from ridgeline.data.corpus.duplicates.tables import Numbers, packed
+from ridgeline.data.corpus.duplicates.tables import Numbers, packed_strings
 from ridgeline.kernels.minhash import shared, shingle_sets, signatures
 
 MOST_OF_A_BATCH = 4
@@ -60,7 +59,7 @@ def plant(table: Any, bands_DB: Tensor, counts_D: Tensor, options: DuplicateOpti
         if similarity < options.threshold:
             continue  # few and long words: none could be changed
         both = signatures(
-            *packed(pa.array([text, copy])),
+            *packed_strings([text, copy]),
             bands=options.bands,
             rows=options.rows,
             ngram=options.ngram,
@@ -92,7 +91,7 @@ def changed(text: str, seed: int, options: DuplicateOptions) -> tuple[str, float
 
 
 def similarity_of(one: str, other: str, ngram: int) -> float:
-    hashes_S, starts = shingle_sets(*packed(pa.array([one, other])), ngram=ngram)
+    hashes_S, starts = shingle_sets(*packed_strings([one, other]), ngram=ngram)
     return float(similarities(hashes_S, starts, torch.tensor([[0, 1]]))[0])
 
 

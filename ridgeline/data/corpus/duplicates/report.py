@@ -11,6 +11,9 @@ from typing import Any
 
 from ridgeline.data.corpus.duplicates.options import DuplicateOptions
 
+WHOLE = ("documents", "exact", "near", "candidates", "verified", "left_out")
+SUMMED = (*WHOLE, "planted", "planted_found", "planted_similarity")
+
 
 @dataclass(frozen=True)
 class DuplicateReport:
@@ -33,12 +36,11 @@ class DuplicateReport:
 
     @staticmethod
     def of(counts: Iterable[Mapping[str, Any]], options: DuplicateOptions) -> DuplicateReport:
-        sums: dict[str, float] = {}
+        sums: dict[str, float] = dict.fromkeys(SUMMED, 0)
         for each in counts:
             for name, value in each.items():
                 sums[name] = sums.get(name, 0) + value
         planted = int(sums["planted"])
-        whole = ("documents", "exact", "near", "candidates", "verified", "left_out")
         return DuplicateReport(
             threshold=options.threshold,
             bands=options.bands,
@@ -50,7 +52,7 @@ class DuplicateReport:
             planted=planted,
             planted_found=int(sums["planted_found"]),
             planted_similarity=sums["planted_similarity"] / max(1, planted),
-            **{name: int(sums[name]) for name in whole},
+            **{name: int(sums[name]) for name in WHOLE},
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 reads its own part of every file and nothing else; and 16-byte names as two numbers that sort alike.
 
     with parts_file(output, SCHEMA) as file: file.write_table(rows_of_part_0); ...
-    read_part(inputs, part=3)
+    read_part(inputs, 3, SCHEMA)
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def parts_file(path: Path, schema: Any) -> Any:
     )
 
 
-def read_part(inputs: Sequence[Path], part: int) -> Any:
+def read_part(inputs: Sequence[Path], part: int, schema: Any) -> Any:
     """The rows of one part, of all files."""
-    tables = []
+    tables = [schema.empty_table()]
     for path in inputs:
         with pq.ParquetFile(path) as file:
             tables.append(file.read_row_group(part))
@@ -90,3 +90,14 @@ def packed(column: Any) -> tuple[Tensor, Tensor]:
     offsets = offsets[column.offset : column.offset + len(column) + 1]
     text = np.frombuffer(text_buffer, dtype=np.uint8)[offsets[0] : offsets[-1]]
     return torch.from_numpy(text.copy()), torch.from_numpy(offsets - offsets[0])
+
+
+def packed_strings(strings: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """As `packed`; a few strings cost less than an Arrow array of them."""
+    data = [text.encode() for text in strings]
+    sizes = torch.tensor([0, *map(len, data)])
+    joined = bytearray().join(data)
+    text_N = (
+        torch.frombuffer(joined, dtype=torch.uint8) if joined else torch.zeros(0, dtype=torch.uint8)
+    )
+    return text_N, sizes.cumsum(0)

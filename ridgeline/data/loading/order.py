@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ridgeline.data.loading.permutation import Permutation, key_of
 from ridgeline.errors import UsageError
 
-BLOCK = 1024  # samples that are computed together
+BLOCK = 4096  # samples that are computed together
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class SampleOrder:
         """The samples with these numbers in the run, which may lie in several epochs."""
         begin, block = self._block
         if not begin <= first <= first + count <= begin + len(block):
-            # computing a thousand costs little more than computing eight
-            begin, block = first, self._computed(first, max(count, BLOCK))
+            # computing thousands costs little more than computing eight
+            begin, block = first, self._computed(first, max(count, min(BLOCK, self.num_samples)))
             self._block = begin, block  # one assignment: other threads see the old one or this
         return block[first - begin : first - begin + count]
 

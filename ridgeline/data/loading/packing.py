@@ -20,9 +20,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ridgeline.data.loading.store import Addresses
-from ridgeline.kernels.token_windows import TokenRuns, packed
-
 IGNORED = -100  # a target that no loss counts: torch's own number for it
 PADDING_ID = 0  # of tokens that fill up a row; they are a document of their own, without targets
 
@@ -105,41 +102,16 @@ class Pieces:
 class TokenSource(Protocol):
     """Tokens that lie one behind the other, in memory or in files."""
 
-    vocab_size: int
-
-    def tokens_at(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """A token that the vocabulary does not have is an error."""
-
-    def runs(self, first: NDArray[np.int64]) -> Addresses | None: ...
+    def tokens_at(self, index: NDArray[np.int64]) -> NDArray[np.int64]: ...
 
     def counted_at(self, index: NDArray[np.int64]) -> NDArray[np.bool_] | None:
         """Which of these tokens are to be learned; None: all are."""
 
 
 def pack(source: TokenSource, pieces: Pieces) -> PackedBatch:
-    """A row with these documents: in C++, where it can be built."""
-    runs = source.runs(pieces.first)
-    if runs is not None:
-        row = packed(
-            TokenRuns(
-                addresses=runs.tokens,
-                width=runs.width,
-                counted=runs.counted,
-                lengths=pieces.lengths,
-                has_next=pieces.has_next,
-                is_padding=pieces.is_padding,
-            ),
-            PADDING_ID,
-        )
-        if row is not None and row.largest < source.vocab_size:
-            starts = np.zeros(len(pieces.lengths) + 1, dtype=np.int32)
-            np.cumsum(pieces.lengths, out=starts[1:])
-            return PackedBatch(row.ids, row.targets, row.positions, torch.from_numpy(starts))
-    return pack_by_numpy(source, pieces)
-
-
-def pack_by_numpy(source: TokenSource, pieces: Pieces) -> PackedBatch:
-    """The definition; it also says which token is wrong, where one is."""
+    """A row with these documents: the definition of what kernels/token_windows does faster. A token
+    that no vocabulary has is an error that says where it is.
+    """
     starts = np.concatenate(([0], np.cumsum(pieces.lengths)))
     num_tokens = int(starts[-1])
     positions = np.arange(num_tokens) - np.repeat(starts[:-1], pieces.lengths)

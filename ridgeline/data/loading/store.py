@@ -34,11 +34,12 @@ class TokenShard:
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where tokens lie in memory."""
+    """Where the shards of a store lie in memory."""
 
+    bases: NDArray[np.int64]  # tokens of the store before each, then N
     tokens: NDArray[np.int64]
     width: int  # bytes of a token
-    counted: NDArray[np.int64] | None  # of the marks whether they are learned; 0: all are
+    counted: NDArray[np.int64]  # of the marks whether they are learned; 0: all are
 
 
 def _addresses(arrays: Sequence[NDArray[Any] | None]) -> NDArray[np.int64]:
@@ -78,9 +79,6 @@ class TokenStore:
         self.offsets: NDArray[np.int64] = np.concatenate([*starts, self._bases[-1:]])
         self.num_documents = len(self.offsets) - 1
         self.is_marked = any(shard.counted is not None for shard in shards)
-        self._widths = {shard.tokens.itemsize for shard in shards}
-        self._begins = _addresses([shard.tokens for shard in shards])
-        self._counted_begins = _addresses([shard.counted for shard in shards])
 
     def corpus_bounds(self) -> NDArray[np.int64]:
         """Where the tokens of each corpus of a mixture begin, then N."""
@@ -121,18 +119,14 @@ class TokenStore:
             for n in np.unique(numbers).tolist()
         ]
 
-    def runs(self, first: NDArray[np.int64]) -> Addresses | None:
-        """Where the tokens at these places lie in memory; None where they are of several widths."""
-        if len(self._widths) != 1:
+    def addresses(self) -> Addresses | None:
+        """Where the shards lie in memory; None where tokens are of several widths."""
+        widths = {shard.tokens.itemsize for shard in self.shards}
+        if len(widths) != 1:
             return None
-        numbers = np.searchsorted(self._bases, first, side="right") - 1
-        local = first - self._bases[numbers]
-        marks = None
-        if self.is_marked:
-            begins = self._counted_begins[numbers]
-            marks = np.where(begins == 0, 0, begins + local)
-        (width,) = self._widths
-        return Addresses(self._begins[numbers] + width * local, width, marks)
+        tokens = _addresses([shard.tokens for shard in self.shards])
+        counted = _addresses([shard.counted for shard in self.shards])
+        return Addresses(self._bases, tokens, widths.pop(), counted)
 
     def num_counted(self, first: NDArray[np.int64], last: NDArray[np.int64]) -> int:
         """How many tokens in these ranges, none of which overlap, are learned."""

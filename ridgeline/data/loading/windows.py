@@ -15,15 +15,17 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.data.loading.mixture import MixedOrder, skipped_ranges
 from ridgeline.data.loading.order import SampleOrder, SkippingOrder, WindowOrder
-from ridgeline.data.loading.packing import PackedBatch, Pieces, pack
+from ridgeline.data.loading.packing import PADDING_ID, PackedBatch, Pieces, pack
 from ridgeline.data.loading.sources import Origin
 from ridgeline.data.loading.store import TokenStore
+from ridgeline.kernels.token_windows import WindowPacker, WindowTables
 
 Integers = NDArray[np.int64]
 
@@ -104,7 +106,31 @@ class TokenWindows:
 
     def batch(self, windows: Integers) -> PackedBatch:
         """One row with these windows in this order."""
-        return pack(self.store, self.pieces(windows))
+        row = None if self._packer is None else self._packer.pack(windows)
+        if row is None or row.largest >= self.store.vocab_size:
+            return pack(self.store, self.pieces(windows))
+        return PackedBatch(row.ids, row.targets, row.positions, row.starts)
+
+    @cached_property
+    def _packer(self) -> WindowPacker | None:
+        shards = self.store.addresses()
+        if shards is None:
+            return None
+        tables = WindowTables(
+            begins=self._begins,
+            first=self._spans.first,
+            limit=self._spans.limit,
+            num_spans=len(self._spans.first),
+            ends=self._ends,
+            length=self.length,
+            bases=shards.bases,
+            addresses=shards.tokens,
+            counted=shards.counted,
+            num_shards=len(shards.tokens),
+            width=shards.width,
+            padding_id=PADDING_ID,
+        )
+        return WindowPacker(tables)
 
     def _bounds(self, windows: Integers) -> tuple[Integers, Integers]:
         if self._ends is not None:

@@ -1,14 +1,15 @@
-"""Rows of a training batch out of tokens in memory or mapped files, in C++ (cpu.cpp).
+"""Batches of training out of tokens in memory or mapped files, in C++ (cpu.cpp).
 
 data/loading/packing.py has the definition in numpy, which is what runs where there is no compiler,
 and what the tests compare with.
 
-    ids, targets, positions, largest = packed(runs, padding_id=0)       # None: not built here
+    packer = WindowPacker(WindowTables(...))
+    row = packer.pack(np.array([17, 3]))        # None: it cannot be built here
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -18,18 +19,25 @@ from torch import Tensor
 from ridgeline.kernels import host_library
 
 OP = "token_windows"
+Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class TokenRuns:
-    """Where each piece of a row lies in memory."""
+class WindowTables:
+    """A corpus and how it is cut into windows, field by field as cpu.cpp has it."""
 
-    addresses: NDArray[np.int64]  # of its first token
+    begins: Integers  # [S + 1]: of spans, counted in tokens of all spans in their order
+    first: Integers  # [S]: the token of the corpus that each begins with
+    limit: Integers  # [S]: tokens up to here go on with it
+    num_spans: int
+    ends: Integers | None  # of windows, counted as `begins`, 0 first; None: every `length` tokens
+    length: int
+    bases: Integers  # tokens of the corpus before each shard, then all
+    addresses: Integers  # of the shards' tokens
+    counted: Integers  # of the shards' marks; 0 where all are learned
+    num_shards: int
     width: int  # bytes of a token, 2 or 4
-    counted: NDArray[np.int64] | None  # of its first mark whether it is learned; 0: all are
-    lengths: NDArray[np.int64]
-    has_next: NDArray[np.bool_]
-    is_padding: NDArray[np.bool_]
+    padding_id: int
 
 
 @dataclass(frozen=True)
@@ -37,29 +45,43 @@ class PackedRow:
     ids: Tensor
     targets: Tensor
     positions: Tensor
+    starts: Tensor
     largest: int  # of the ids read
 
 
-def packed(runs: TokenRuns, padding_id: int) -> PackedRow | None:
-    """One row with these pieces; None where the source cannot be built."""
-    if not host_library.load(OP):
-        return None
-    lengths = np.ascontiguousarray(runs.lengths, dtype=np.int64)
-    # one allocation: three of them are given back to the system and faulted in for every batch
-    ids, targets, positions = torch.empty(3, int(lengths.sum()), dtype=torch.int64)
-    largest = np.zeros(1, dtype=np.int64)
-    host_library.function(OP, "pack", "ppppplllpppp")(
-        runs.addresses.ctypes.data,
-        None if runs.counted is None else runs.counted.ctypes.data,
-        lengths.ctypes.data,
-        runs.has_next.ctypes.data,
-        runs.is_padding.ctypes.data,
-        len(lengths),
-        runs.width,
-        padding_id,
-        ids.data_ptr(),
-        targets.data_ptr(),
-        positions.data_ptr(),
-        largest.ctypes.data,
-    )
-    return PackedRow(ids, targets, positions, int(largest[0]))
+class WindowPacker:
+    """Safe to share between threads."""
+
+    def __init__(self, tables: WindowTables) -> None:
+        self._length = tables.length
+        self._kept, numbers = [], []
+        for each in fields(tables):
+            value = getattr(tables, each.name)
+            if isinstance(value, np.ndarray):
+                value = np.ascontiguousarray(value, dtype=np.int64)
+                self._kept.append(value)  # the source has its address
+                value = value.ctypes.data
+            numbers.append(0 if value is None else value)
+        self._tables = np.array(numbers, dtype=np.int64)
+
+    def pack(self, windows: Integers) -> PackedRow | None:
+        """One row with these windows; None where the source cannot be built."""
+        if not host_library.load(OP):
+            return None
+        windows = np.ascontiguousarray(windows, dtype=np.int64)
+        size = len(windows) * self._length
+        # one allocation: three are given back to the system and faulted in for every batch
+        rows = torch.empty(3, size, dtype=torch.int64)
+        starts = torch.empty(size + 1, dtype=torch.int32)
+        result = np.empty(2, dtype=np.int64)
+        host_library.function(OP, "pack", "pplppp")(
+            self._tables.ctypes.data,
+            windows.ctypes.data,
+            len(windows),
+            rows.data_ptr(),
+            starts.data_ptr(),
+            result.ctypes.data,
+        )
+        num_pieces, largest = result.tolist()
+        ids, targets, positions = rows
+        return PackedRow(ids, targets, positions, starts[: num_pieces + 1].clone(), largest)

@@ -26,7 +26,7 @@ from ridgeline.data.corpus.tokens.corpus_tokenizer import (
 )
 
 SAMPLED_SHARE = 100  # one byte of so many is encoded by both
-SAMPLED_BYTES = 2**16  # of the longest piece that is sampled
+SAMPLED_BYTES = 2**13  # of the longest piece that is sampled
 CERTIFIED_BYTES = 2**22  # of the longest piece where all is certified
 log = logging.getLogger(__name__)
 

@@ -31,6 +31,7 @@ TRAPS = (
     "HelloWorld helloWORLD HTTPServer ǅungla éÉ A\u0301b 日本語とEnglish混ぜる नमस्ते สวัสดี",
     "\u00a0nbsp\u3000wide\u2028line\u0085 \x1c\x1d👩‍👩‍👧 🇫🇷 a/b//c\n/ x=1;\n\n\n}   ",
     "word▁with▁blocks " + "x" * 300 + " " * 70 + "=" * 90 + "\n" * 9,
+    "one space each, HelloWorld's 1234 words; don't (stop) here: é日本の",
 )
 SAMPLED = range(0x20, 0x30000, 7)  # characters, each between two letters
 
@@ -53,6 +54,9 @@ class NativeTokenizer:
         texts = [*TRAPS, "".join(f"a{character}" for character in characters)]
         if composes:
             texts = [tokenizer.plain_backend.normalizer.normalize_str(text) for text in texts]
+        added = tokenizer.plain_backend.get_added_tokens_decoder().values()
+        others = [token.content for token in added if not token.special]  # not the kernel's
+        texts = [text for text in texts if not any(other in text for other in others)]
         for text, expected in zip(texts, tokenizer.encode_many(texts), strict=True):
             if self.encode_text(text).tolist() != expected:
                 raise UnsupportedError("its ids differ from the library's on a text of traps")

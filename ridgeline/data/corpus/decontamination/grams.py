@@ -76,7 +76,7 @@ def evaluation_texts(
     sets: Iterable[str], rows: Iterable[int], texts: Iterable[str]
 ) -> list[EvaluationText]:
     """Without the short ones' spaces and case; the same text in one set once."""
-    made = {}
+    made: dict[tuple[str, tuple[str, ...]], EvaluationText] = {}
     for name, row, text in zip(sets, rows, texts, strict=True):
         words = tuple(words_of(text))
         made.setdefault((name, words), EvaluationText(name, row, words))

@@ -18,11 +18,11 @@ from ridgeline.data.corpus.duplicates import DuplicateReport, duplicate_tasks
 from ridgeline.data.corpus.engines.engine import TaskEngine
 from ridgeline.data.corpus.ledger.ledger import Ledger
 from ridgeline.data.corpus.ledger.lock import builder_lock
-from ridgeline.data.corpus.ledger.task import WORK_FOLDER, Note, Task
+from ridgeline.data.corpus.ledger.task import WORK_FOLDER, CorpusTask, TaskNote
+from ridgeline.data.corpus.names import INDEX_NAME
 from ridgeline.data.corpus.recipe import FILE_NAME, CorpusRecipe, as_json
 from ridgeline.data.corpus.report import accounts, stage_rates, summed
 from ridgeline.data.corpus.shards import write_documents, write_index, write_tokens
-from ridgeline.data.corpus.shards.index import INDEX_NAME
 from ridgeline.data.corpus.sources.read import file_state
 from ridgeline.data.corpus.stages.documents import KEPT, documents
 from ridgeline.data.corpus.stages.excluding import exclude
@@ -68,15 +68,15 @@ def build(
     is_identified(order.recipe.language)
     files = input_files(order.patterns)
     with builder_lock(out / WORK_FOLDER):
-        return _Builder(order, engine, progress).run(files)
+        return _CorpusBuilder(order, engine, progress).run(files)
 
 
-class _Builder:
+class _CorpusBuilder:
     def __init__(self, order: BuildOrder, engine: TaskEngine, progress: Progress | None) -> None:
         self._order, self._recipe, self._out = order, order.recipe, order.out
         self._engine, self._progress = engine, progress
         self._ledger = Ledger(order.out)
-        self._later: list[Note] = []  # between documents and shards
+        self._later: list[TaskNote] = []  # between documents and shards
         self._facts: dict[str, Any] = {}  # what they came to
         self._words: list[str] = []  # what a reader of the report has to know
         if not is_identified(self._recipe.language) and self._recipe.language.identify == "auto":
@@ -104,7 +104,7 @@ class _Builder:
         tasks = []
         for number, group in enumerate(_groups(files)):
             tasks.append(
-                Task(
+                CorpusTask(
                     f"cut/{number:06d}",
                     cut_files,
                     f"{WORK_FOLDER}/cut/{number:06d}.json",
@@ -120,10 +120,10 @@ class _Builder:
         pieces = [piece for note in notes for piece in read_pieces(self._out / note.output)]
         return units_of(pieces, self._recipe.read.unit_bytes)
 
-    def _documents(self, units: Sequence[Unit]) -> list[Note]:
+    def _documents(self, units: Sequence[Unit]) -> list[TaskNote]:
         languages = is_identified(self._recipe.language)
         tasks = [
-            Task(
+            CorpusTask(
                 f"documents/{unit.name}",
                 documents,
                 f"{WORK_FOLDER}/documents/{unit.name}.parquet",
@@ -153,7 +153,7 @@ class _Builder:
         self._ledger.run("evaluation sets", [task], self._engine, self._progress)
         return sets
 
-    def _clear(self, judged: list[Note], sets: str | None) -> list[Note]:
+    def _clear(self, judged: list[TaskNote], sets: str | None) -> list[TaskNote]:
         """Without documents that repeat an evaluation set. They go before duplicates are looked
         for: what is left out as a duplicate has one that stays.
         """
@@ -161,7 +161,7 @@ class _Builder:
             return judged
         options = self._recipe.evaluations
         tasks = [
-            Task(
+            CorpusTask(
                 f"contaminated/{number:06d}",
                 decontaminate,
                 f"{WORK_FOLDER}/contaminated/{number:06d}.parquet",
@@ -173,7 +173,7 @@ class _Builder:
         ]
         lists = self._ledger.run("contaminated", tasks, self._engine, self._progress)
         tasks = [
-            Task(
+            CorpusTask(
                 f"cleared/{number:06d}",
                 exclude,
                 f"{WORK_FOLDER}/cleared/{number:06d}.parquet",
@@ -188,7 +188,7 @@ class _Builder:
         self._facts["contaminated"] = dict(summed(lists, "contaminated_by_set"))
         return cleared
 
-    def _duplicates(self, judged: Sequence[Note]) -> Removals:
+    def _duplicates(self, judged: Sequence[TaskNote]) -> Removals:
         """Verdicts, and for each the list of the whole corpus's documents."""
         options = self._recipe.duplicates
         if not options.remove:
@@ -207,7 +207,9 @@ class _Builder:
         self._later += notes
         return {"exact_duplicate": steps.exact, "near_duplicate": steps.near}
 
-    def _shards(self, judged: Sequence[Note], removals: Removals, digest: str) -> list[Note]:
+    def _shards(
+        self, judged: Sequence[TaskNote], removals: Removals, digest: str
+    ) -> list[TaskNote]:
         """Tokens of each unit, then the table of its documents."""
         options = self._recipe.tokens
         removed = tuple(removals.values())
@@ -218,7 +220,7 @@ class _Builder:
             "certify": options.certify,
         }
         tasks = [
-            Task(
+            CorpusTask(
                 f"tokens/{number:06d}",
                 write_tokens,
                 f"tokens-{number:06d}.arrow",
@@ -230,7 +232,7 @@ class _Builder:
         ]
         tokens = self._ledger.run("tokens", tasks, self._engine, self._progress)
         tasks = [
-            Task(
+            CorpusTask(
                 f"tables/{number:06d}",
                 write_documents,
                 f"documents-{number:06d}.parquet",
@@ -243,8 +245,8 @@ class _Builder:
         return [*tokens, *self._ledger.run("tables", tasks, self._engine, self._progress)]
 
     def _finish(
-        self, files: Sequence[InputFile], states: Sequence[FileState], judged: Sequence[Note],
-        shards: Sequence[Note],
+        self, files: Sequence[InputFile], states: Sequence[FileState], judged: Sequence[TaskNote],
+        shards: Sequence[TaskNote],
     ) -> dict[str, Any]:  # fmt: skip
         for path in [*self._out.glob("tokens-*.arrow"), *self._out.glob("documents-*.parquet")]:
             if path.name not in {note.output for note in shards}:
@@ -311,7 +313,7 @@ def _identity(
     return [json.loads(json.dumps(asdict(recipe))), own]
 
 
-def _nothing_kept(notes: Sequence[Note]) -> str:
+def _nothing_kept(notes: Sequence[TaskNote]) -> str:
     verdicts = [(name, count) for note in notes for name, count in note.counts["verdicts"].items()]
     total = sum(count for _, count in verdicts)
     words = f"no document is left of {total:,}"

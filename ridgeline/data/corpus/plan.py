@@ -16,7 +16,7 @@ from typing import Any
 
 from ridgeline.data.corpus.engines.local import ThisProcess
 from ridgeline.data.corpus.ledger.ledger import Ledger
-from ridgeline.data.corpus.ledger.task import Note, Task
+from ridgeline.data.corpus.ledger.task import CorpusTask, TaskNote
 from ridgeline.data.corpus.recipe import CorpusRecipe
 from ridgeline.data.corpus.report import stage_rates
 from ridgeline.data.corpus.resources import BUILDER_BYTES, WORKER_BYTES
@@ -27,7 +27,7 @@ from ridgeline.data.corpus.stages.documents import documents
 from ridgeline.data.corpus.stages.language import is_identified
 from ridgeline.data.corpus.units.cutting import file_pieces
 from ridgeline.data.corpus.units.files import InputFile, input_files
-from ridgeline.data.corpus.units.unit import Piece, Unit
+from ridgeline.data.corpus.units.unit import FilePiece, Unit
 from ridgeline.data.tokenizer import Tokenizer
 from ridgeline.errors import CorpusError
 from ridgeline.models.checkpoint import resolve_model
@@ -92,7 +92,9 @@ def _ratio(files: Sequence[InputFile], recipe: CorpusRecipe) -> float:
     return sum(ratios) / len(ratios) if ratios else 1.0
 
 
-def _sample(folder: Path, files: Sequence[InputFile], recipe: CorpusRecipe) -> tuple[Note, Note]:
+def _sample(
+    folder: Path, files: Sequence[InputFile], recipe: CorpusRecipe
+) -> tuple[TaskNote, TaskNote]:
     """Their first megabytes through the stages that every byte goes through."""
     pieces = tuple(_beginning(file, recipe) for file in files)
     ledger, engine = Ledger(folder), ThisProcess()
@@ -101,8 +103,10 @@ def _sample(folder: Path, files: Sequence[InputFile], recipe: CorpusRecipe) -> t
         "recipe": recipe,
         "languages": is_identified(recipe.language),
     }
-    for name in ("cold", "documents"):  # the first loads the language model and expressions
-        (judged,) = ledger.run(name, [Task(name, documents, name, arguments=arguments)], engine)
+    for name in ("cold/documents", "documents/sample"):  # the first loads the language model
+        (judged,) = ledger.run(
+            name, [CorpusTask(name, documents, name, arguments=arguments)], engine
+        )
     if not judged.counts["verdicts"].get(""):
         raise CorpusError(
             f"of a sample of {sum(judged.counts['verdicts'].values())} documents the recipe keeps "
@@ -111,18 +115,18 @@ def _sample(folder: Path, files: Sequence[InputFile], recipe: CorpusRecipe) -> t
     name = recipe.tokens.tokenizer
     digest = Tokenizer.load(resolve_model(name)).digest
     arguments = {"tokenizer": name, "digest": digest, "certify": recipe.tokens.certify}
-    for stage in ("cold_tokens", "tokens"):  # the first loads the tokenizer
-        task = Task(stage, write_tokens, stage, ("documents",), arguments)
+    for stage in ("cold/tokens", "tokens/sample"):  # the first loads the tokenizer
+        task = CorpusTask(stage, write_tokens, stage, ("documents/sample",), arguments)
         (tokens,) = ledger.run(stage, [task], engine)
     return judged, tokens
 
 
-def _beginning(file: InputFile, recipe: CorpusRecipe) -> Piece:
+def _beginning(file: InputFile, recipe: CorpusRecipe) -> FilePiece:
     state = file_state(file.name)
     if file.packing:  # cutting it would read it
-        return Piece(file.name, file.kind, file.packing, 0, SAMPLE_BYTES, SAMPLE_BYTES, state)
+        return FilePiece(file.name, file.kind, file.packing, 0, SAMPLE_BYTES, SAMPLE_BYTES, state)
     if file.kind == "warc":
-        return Piece(file.name, file.kind, "", 0, SAMPLE_BYTES, SAMPLE_BYTES, state)
+        return FilePiece(file.name, file.kind, "", 0, SAMPLE_BYTES, SAMPLE_BYTES, state)
     first = file_pieces(file, state, recipe.read)[0]
     if first.kind in ("parquet", "arrow"):
         rows = max(1, (first.end - first.begin) * SAMPLE_BYTES // max(1, first.num_bytes))

@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ridgeline.data.corpus.ledger.task import Note
+from ridgeline.data.corpus.ledger.task import TaskNote
 from ridgeline.data.corpus.stages.documents import KEPT, QUARANTINED
 
 NUM_SHOWN = 5  # quarantined documents; the tables have all
 
 
-def accounts(judged: Sequence[Note], shards: Sequence[Note]) -> dict[str, Any]:
+def accounts(judged: Sequence[TaskNote], shards: Sequence[TaskNote]) -> dict[str, Any]:
     """Of the notes of `documents`, and of tokens and tables. The same for every run, and so without
     any time.
     """
@@ -45,7 +45,7 @@ def accounts(judged: Sequence[Note], shards: Sequence[Note]) -> dict[str, Any]:
     }
 
 
-def stage_rates(judged: Sequence[Note], shards: Sequence[Note]) -> list[dict[str, Any]]:
+def stage_rates(judged: Sequence[TaskNote], shards: Sequence[TaskNote]) -> list[dict[str, Any]]:
     """CPU seconds of each stage, and the bytes of input that one core takes a second."""
     num_bytes = sum(note.counts["num_bytes"] for note in judged)
     seconds = summed(judged, "stages_s")
@@ -63,12 +63,12 @@ def stage_rates(judged: Sequence[Note], shards: Sequence[Note]) -> list[dict[str
     ]
 
 
-def _stage(note: Note) -> str:
+def _stage(note: TaskNote) -> str:
     """`tokens/000012` and `bands 12` are of tokens and of duplicates."""
     return note.name.partition("/")[0] if "/" in note.name else "duplicates"
 
 
-def summed(notes: Sequence[Note], name: str) -> Counter[str]:
+def summed(notes: Sequence[TaskNote], name: str) -> Counter[str]:
     """Of the counts that have it."""
     total: Counter[str] = Counter()
     for note in notes:

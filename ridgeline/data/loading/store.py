@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.data.loading.mixture import Mixture
 from ridgeline.data.loading.sources import Origin
 from ridgeline.errors import UsageError
 
@@ -46,10 +47,25 @@ def _addresses(arrays: Sequence[NDArray[Any] | None]) -> NDArray[np.int64]:
     return np.array([0 if a is None else a.ctypes.data for a in arrays], dtype=np.int64)
 
 
+@dataclass(frozen=True)
+class MixedStore:
+    """Which shards of a store belong to which corpus of a mixture."""
+
+    mixture: Mixture
+    num_shards: tuple[int, ...]  # of each corpus, in their order
+
+
 class TokenStore:
     """The shards of a corpus as one row of tokens. Safe to share between threads."""
 
-    def __init__(self, shards: Sequence[TokenShard], files: Sequence[str], vocab_size: int) -> None:
+    def __init__(
+        self,
+        shards: Sequence[TokenShard],
+        files: Sequence[str],
+        vocab_size: int,
+        mixed: MixedStore | None = None,
+    ) -> None:
+        self.mixed = mixed
         self.shards = tuple(shards)
         self.files = tuple(files)
         self.vocab_size = vocab_size  # of the tokenizer: every id is below it
@@ -65,6 +81,11 @@ class TokenStore:
         self._widths = {shard.tokens.itemsize for shard in shards}
         self._begins = _addresses([shard.tokens for shard in shards])
         self._counted_begins = _addresses([shard.counted for shard in shards])
+
+    def corpus_bounds(self) -> NDArray[np.int64]:
+        """Where the tokens of each corpus of a mixture begin, then N."""
+        counts = (len(self.shards),) if self.mixed is None else self.mixed.num_shards
+        return self._bases[np.cumsum([0, *counts])]
 
     def tokens_at(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """Ids at these places of the whole row. One that no vocabulary has is an error."""

@@ -13,11 +13,14 @@ ones are cut. Either way every token is in exactly one window.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.data.loading.mixture import MixedOrder, skipped_ranges
+from ridgeline.data.loading.order import SampleOrder, SkippingOrder, WindowOrder
 from ridgeline.data.loading.packing import PackedBatch, Pieces, pack
 from ridgeline.data.loading.sources import Origin
 from ridgeline.data.loading.store import TokenStore
@@ -38,11 +41,18 @@ class TokenWindows:
     """Spans in a row, each in one window or in several that follow each other."""
 
     def __init__(
-        self, store: TokenStore, spans: Spans, length: int, ends: Integers | None = None
+        self,
+        store: TokenStore,
+        spans: Spans,
+        length: int,
+        ends: Integers | None = None,
+        parts: Sequence[int] = (),
     ) -> None:
         """`ends`: where the windows end, counted in tokens of the spans in this order; without,
-        each ends where it is full, and nothing is kept of it.
+        each ends where it is full, and nothing is kept of it. `parts`: how many windows are of each
+        corpus of the store's mixture.
         """
+        self._parts = tuple(parts)
         self.store = store
         self.length = length
         self._spans = spans
@@ -54,6 +64,43 @@ class TokenWindows:
     def num_tokens(self) -> int:
         """Less what fills up windows."""
         return int(self._begins[-1])
+
+    def order(self, seed: int) -> WindowOrder:
+        """Which of them comes when in a run."""
+        if not self._parts:
+            return SampleOrder(self.num_windows, seed)
+        assert self.store.mixed is not None, "parts are of a mixture"
+        mixture = self.store.mixed.mixture
+        mixed = MixedOrder(self._parts, mixture.quotas(), seed)
+        return SkippingOrder(mixed, skipped_ranges(mixture.skip))
+
+    def windows_between(self, first: int, last: int) -> tuple[list[int], int]:
+        """The windows that have tokens of the store from `first` up to `last`, and how many."""
+        spans = self._spans
+        chosen = np.flatnonzero((spans.first < last) & (spans.last > first))
+        begins = np.maximum(spans.first[chosen], first) - spans.first[chosen]
+        ends = np.minimum(spans.last[chosen], last) - spans.first[chosen]
+        windows = set[int]()
+        for span, begin, end in zip(chosen.tolist(), begins.tolist(), ends.tolist(), strict=True):
+            base = int(self._begins[span])
+            low, high = self._window_at(base + begin), self._window_at(base + end - 1)
+            windows.update(range(low, high + 1))
+        return sorted(windows), int((ends - begins).sum())
+
+    def _window_at(self, token: int) -> int:
+        """Of a token counted in tokens of the spans."""
+        if self._ends is None:
+            return token // self.length
+        return int(np.searchsorted(self._ends, token, side="right")) - 1
+
+    @property
+    def ends(self) -> Integers:
+        """Where each ends, in tokens of the spans."""
+        return self._bounds(np.arange(self.num_windows))[1]
+
+    @property
+    def spans(self) -> Spans:
+        return self._spans
 
     def batch(self, windows: Integers) -> PackedBatch:
         """One row with these windows in this order."""
@@ -101,6 +148,19 @@ class TokenWindows:
 def cut_windows(store: TokenStore, spans: Spans, length: int) -> TokenWindows:
     """Cut wherever a window is full; only the last is filled up."""
     return TokenWindows(store, spans, length)
+
+
+def joined_windows(parts: Sequence[TokenWindows]) -> TokenWindows:
+    """Those of each corpus of a mixture, one corpus behind the other."""
+    bases = np.cumsum([0, *(part.num_tokens for part in parts)])
+    spans = Spans(
+        np.concatenate([part.spans.first for part in parts]),
+        np.concatenate([part.spans.last for part in parts]),
+        np.concatenate([part.spans.limit for part in parts]),
+    )
+    ends = np.concatenate([part.ends + base for part, base in zip(parts, bases, strict=False)])
+    sizes = [part.num_windows for part in parts]
+    return TokenWindows(parts[0].store, spans, parts[0].length, ends, sizes)
 
 
 def whole_windows(store: TokenStore, spans: Spans, length: int) -> TokenWindows:

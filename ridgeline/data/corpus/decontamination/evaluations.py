@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ridgeline.data.corpus.ledger.task import WORK_FOLDER, Task, file_hash
+from ridgeline.data.corpus.ledger.task import WORK_FOLDER, CorpusTask, file_hash
 from ridgeline.data.parquet_files import PARQUET_MARK, parquet_rows
 from ridgeline.data.text_files import json_object, read_bytes, read_text
 from ridgeline.errors import UsageError
@@ -21,7 +21,7 @@ from ridgeline.errors import UsageError
 EVALUATIONS = pa.schema([("set", pa.string()), ("row", pa.int64()), ("text", pa.string())])
 
 
-def evaluation_task(files: Mapping[str, str]) -> tuple[Task, str]:
+def evaluation_task(files: Mapping[str, str]) -> tuple[CorpusTask, str]:
     """One that reads these sets, and the name of what it writes."""
     sets = {}
     for name, path in sorted(files.items()):
@@ -29,7 +29,7 @@ def evaluation_task(files: Mapping[str, str]) -> tuple[Task, str]:
             raise UsageError(f"the evaluation set {name} is to be in {path}, which is no file")
         sets[name] = [str(Path(path).resolve()), file_hash(Path(path))]
     output = f"{WORK_FOLDER}/evaluations/texts.parquet"
-    return Task("evaluation sets", read_sets, output, (), {"sets": sets}), output
+    return CorpusTask("evaluation sets", read_sets, output, (), {"sets": sets}), output
 
 
 def read_sets(

@@ -12,16 +12,16 @@ from ridgeline.data.corpus.duplicates.pairing import pair
 from ridgeline.data.corpus.duplicates.signing import sign
 from ridgeline.data.corpus.duplicates.surviving import remove_exact, remove_near
 from ridgeline.data.corpus.duplicates.verifying import verify
-from ridgeline.data.corpus.ledger.task import WORK_FOLDER, Task
+from ridgeline.data.corpus.ledger.task import WORK_FOLDER, CorpusTask
 
 FOLDER = f"{WORK_FOLDER}/duplicates"
-PART_BYTES = 256 << 20  # of text, whose sets a task may have to hold
+PART_BYTES = 96 << 20  # of text, whose sets a task may have to hold
 PART_ROWS = 1 << 20  # of documents and bands, which a task sorts
 
 
 @dataclass(frozen=True)
 class DuplicateSteps:
-    stages: tuple[tuple[Task, ...], ...]
+    stages: tuple[tuple[CorpusTask, ...], ...]
     near: str  # the file that lists what was removed as a near duplicate
     exact: str  # and as a copy
 
@@ -46,15 +46,17 @@ def duplicate_tasks(
     of_unit = {"parts": parts, "options": options}
     stages = (
         tuple(
-            Task(f"bands {unit}", sign, bands[unit], (tables[unit],), {"unit": unit, **of_unit})
+            CorpusTask(
+                f"bands {unit}", sign, bands[unit], (tables[unit],), {"unit": unit, **of_unit}
+            )
             for unit in units
         ),
         tuple(
-            Task(f"pairs {part}", pair, mentions[part], bands, {"part": part})
+            CorpusTask(f"pairs {part}", pair, mentions[part], bands, {"part": part})
             for part in range(parts)
         ),
         tuple(
-            Task(
+            CorpusTask(
                 f"shingles {unit}",
                 collect,
                 sets[unit],
@@ -64,7 +66,7 @@ def duplicate_tasks(
             for unit in units
         ),
         tuple(
-            Task(
+            CorpusTask(
                 f"similarity {part}",
                 verify,
                 verified[part],
@@ -73,7 +75,7 @@ def duplicate_tasks(
             )
             for part in range(parts)
         ),
-        (Task("near duplicates", remove_near, near, verified),),
-        (Task("copies", remove_exact, exact, (near, *mentions)),),
+        (CorpusTask("near duplicates", remove_near, near, verified),),
+        (CorpusTask("copies", remove_exact, exact, (near, *mentions)),),
     )
     return DuplicateSteps(stages, near, exact)

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from ridgeline.data.corpus.ledger.task import Note, Task
+from ridgeline.data.corpus.ledger.task import CorpusTask, TaskNote
 
-Keyed = tuple[Task, str]
+Keyed = tuple[CorpusTask, str]
 
 
 class TaskEngine(Protocol):
     workers: int  # tasks at once
 
-    def run(self, folder: Path, tasks: Sequence[Keyed]) -> Iterator[Note]:
+    def run(self, folder: Path, tasks: Sequence[Keyed]) -> Iterator[TaskNote]:
         """Notes in any order. The first task that fails ends all."""
         ...
 

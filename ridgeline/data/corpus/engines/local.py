@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from ridgeline.data.corpus.engines.engine import Keyed, TaskEngine
-from ridgeline.data.corpus.ledger.task import Note, perform
+from ridgeline.data.corpus.ledger.task import TaskNote, perform
 from ridgeline.errors import OutOfMemoryError
 
 AHEAD = 2  # tasks given out for each worker, so that none waits for its next
@@ -26,7 +26,10 @@ class ThisProcess:
 
     workers = 1
 
-    def run(self, folder: Path, tasks: Sequence[Keyed]) -> Iterator[Note]:
+    def __init__(self) -> None:
+        limit_threads()
+
+    def run(self, folder: Path, tasks: Sequence[Keyed]) -> Iterator[TaskNote]:
         for task, key in tasks:
             yield perform(folder, task, key)
 
@@ -41,11 +44,11 @@ class LocalProcesses:
         self.workers = workers
         # spawned: the threads of Polars do not live on in a fork
         context = get_context("spawn")
-        self._pool = ProcessPoolExecutor(workers, context, initializer=_one_thread)
+        self._pool = ProcessPoolExecutor(workers, context, initializer=limit_threads)
 
-    def run(self, folder: Path, tasks: Sequence[Keyed]) -> Iterator[Note]:
+    def run(self, folder: Path, tasks: Sequence[Keyed]) -> Iterator[TaskNote]:
         rest = iter(tasks)
-        running: set[Future[Note]] = set()
+        running: set[Future[TaskNote]] = set()
         try:
             while True:
                 free = AHEAD * self.workers - len(running)
@@ -69,7 +72,8 @@ class LocalProcesses:
         self._pool.shutdown(cancel_futures=True)
 
 
-def _one_thread() -> None:
+def limit_threads() -> None:
+    """Of libraries that are not loaded yet: threads of one task take memory and little time."""
     os.environ.update(THREADS)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ridgeline.data.corpus.engines.engine import Keyed
 from ridgeline.data.corpus.engines.local import AHEAD, THREADS
-from ridgeline.data.corpus.ledger.task import Note, Task, perform
+from ridgeline.data.corpus.ledger.task import CorpusTask, TaskNote, perform
 from ridgeline.errors import OutOfMemoryError
 from ridgeline.parallel.starting.ray_cluster import load_ray, start_ray
 
@@ -32,7 +32,7 @@ class RayTasks:
             perform_task
         )
 
-    def run(self, folder: Path, tasks: Sequence[Keyed]) -> Iterator[Note]:
+    def run(self, folder: Path, tasks: Sequence[Keyed]) -> Iterator[TaskNote]:
         folder = folder.resolve()
         root = os.getcwd()
         rest = iter(tasks)
@@ -51,9 +51,9 @@ class RayTasks:
             for reference in running:
                 self._ray.cancel(reference)
 
-    def _result(self, reference: Any) -> Note:
+    def _result(self, reference: Any) -> TaskNote:
         try:
-            note: Note = self._ray.get(reference)
+            note: TaskNote = self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause from None
         except self._ray.exceptions.WorkerCrashedError:
@@ -67,7 +67,7 @@ class RayTasks:
         self._ray.shutdown()
 
 
-def perform_task(folder: Path, root: str, task: Task, key: str) -> Note:
+def perform_task(folder: Path, root: str, task: CorpusTask, key: str) -> TaskNote:
     """`root`: the builder's folder, from which names of input files may start."""
     os.chdir(root)
     return perform(folder, task, key)

@@ -16,7 +16,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ridgeline.data.corpus.engines.engine import TaskEngine
-from ridgeline.data.corpus.ledger.task import WORK_FOLDER, Note, Task, file_hash, remove_leftovers
+from ridgeline.data.corpus.ledger.task import (
+    WORK_FOLDER,
+    CorpusTask,
+    TaskNote,
+    file_hash,
+    remove_leftovers,
+)
 from ridgeline.formats.line_store import append_lines, read_lines
 from ridgeline.progress import Progress
 
@@ -43,10 +49,10 @@ class Ledger:
     def run(
         self,
         stage: str,
-        tasks: Sequence[Task],
+        tasks: Sequence[CorpusTask],
         engine: TaskEngine,
         progress: Progress | None = None,
-    ) -> list[Note]:
+    ) -> list[TaskNote]:
         """Every task done, and their notes in the order of the tasks."""
         keys = {task.name: task.key(self._hashes) for task in tasks}
         assert len(keys) == len(tasks), f"{stage}: two tasks of one name"
@@ -66,7 +72,7 @@ class Ledger:
         self._hashes |= {note.output: note.sha256 for note in done}
         return done
 
-    def _done(self, task: Task, key: str) -> Note | None:
+    def _done(self, task: CorpusTask, key: str) -> TaskNote | None:
         """The note of an earlier run, if what it tells of is there."""
         note = self._notes.get(task.name)
         if note is None or note.key != key:
@@ -77,9 +83,9 @@ class Ledger:
         return note if file_hash(path) == note.sha256 else None
 
 
-def _note(line: bytes) -> Note | None:
+def _note(line: bytes) -> TaskNote | None:
     """None for half a line, left by a writer that was killed."""
     try:
-        return Note(**json.loads(line))
+        return TaskNote(**json.loads(line))
     except (ValueError, TypeError):
         return None

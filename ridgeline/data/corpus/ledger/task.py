@@ -1,6 +1,6 @@
 """A piece of work: files and arguments in, one file out, the same bytes each time.
 
-    Task("documents/00012", map_unit, "documents/00012.parquet", arguments={"unit": unit})
+    CorpusTask("documents/00012", map_unit, "documents/00012.parquet", arguments={"unit": unit})
 
 Its key is the hash of all that its output depends on: a task whose key the ledger has is done.
 `perform` runs one wherever it is called, in this process, another, or another machine.
@@ -30,7 +30,7 @@ Work = Callable[..., dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Task:
+class CorpusTask:
     name: str
     work: Work  # of a module: work(output, inputs, **arguments) -> counts and other notes
     output: str  # below the build's folder
@@ -53,7 +53,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Note:
+class TaskNote:
     """That a task is done."""
 
     name: str
@@ -65,7 +65,7 @@ class Note:
     counts: dict[str, Any]
 
 
-def perform(folder: Path, task: Task, key: str) -> Note:
+def perform(folder: Path, task: CorpusTask, key: str) -> TaskNote:
     """Do it: its output is written beside its name, is on the disk, and then takes the name."""
     target = folder / task.output
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY}")
@@ -86,7 +86,7 @@ def perform(folder: Path, task: Task, key: str) -> Note:
         with suppress(OSError):
             temporary.unlink()
     used = time.process_time() - start
-    return Note(task.name, key, task.output, digest, num_bytes, used, counts)
+    return TaskNote(task.name, key, task.output, digest, num_bytes, used, counts)
 
 
 def _is_of(error: OSError, *paths: Path) -> bool:

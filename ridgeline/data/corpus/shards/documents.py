@@ -23,7 +23,7 @@ NEEDED = ("id", "file", "offset", "verdict", "text")
 
 def judged_batches(tables: Sequence[Path], removed: Mapping[str, Path]) -> Iterator[Any]:
     """Record batches of documents tables, in their order. `removed`: by verdict, a Parquet file
-    with the `id`s of documents that get it, if they were kept so far; the first that has one counts.
+    with the `id`s of documents that get it, if they were kept so far; the first of them counts.
     """
     verdicts = {name: _sorted_ids(path) for name, path in removed.items()}
     for path in tables:

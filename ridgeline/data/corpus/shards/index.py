@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ridgeline.data.corpus.names import INDEX_NAME
 from ridgeline.data.corpus.shards.token_files import open_token_file
 from ridgeline.data.corpus.tokens import TokenCertificate, summed
 from ridgeline.errors import CorpusError
 from ridgeline.formats.files import atomic_write
 
-INDEX_NAME = "index.json"
 FORMAT = "ridgeline-corpus"
 VERSION = 1
 PIECE_BYTES = 2**20

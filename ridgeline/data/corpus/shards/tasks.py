@@ -4,7 +4,7 @@ Each reads files and writes one, the same bytes each time, as the ledger wants i
 inputs may be files that name documents to leave out (near duplicates, eval sets): `verdicts` says
 what each of them is, in their order.
 
-    write_tokens(output, [table, near], tokenizer="demo", digest=digest, verdicts=["near_duplicate"])
+    write_tokens(output, [table, near], tokenizer="demo", digest=..., verdicts=["near_duplicate"])
     write_documents(output, [table, near, tokens], verdicts=["near_duplicate"])
 """
 

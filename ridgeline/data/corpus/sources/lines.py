@@ -108,13 +108,11 @@ class _Lines:
 
     def next(self, max_bytes: int) -> tuple[int, bytes | None]:
         line = self._file.readline(max_bytes + 1)
-        if len(line) <= max_bytes or line.endswith(b"\n"):
+        if len(line) <= max_bytes:
             return len(line), line
         num_bytes = len(line)
-        while rest := self._file.readline(BLOCK_BYTES):
-            num_bytes += len(rest)
-            if rest.endswith(b"\n"):
-                break
+        while not line.endswith(b"\n") and (line := self._file.readline(BLOCK_BYTES)):
+            num_bytes += len(line)
         return num_bytes, None
 
 

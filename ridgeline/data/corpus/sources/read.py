@@ -19,7 +19,7 @@ from ridgeline.data.corpus.sources.lines import (
 from ridgeline.data.corpus.sources.packed import BrokenInput, open_unpacked
 from ridgeline.data.corpus.sources.tables import arrow_documents, parquet_documents
 from ridgeline.data.corpus.sources.web import html_file, warc_documents
-from ridgeline.data.corpus.units.unit import FileState, Piece
+from ridgeline.data.corpus.units.unit import FilePiece, FileState
 from ridgeline.errors import CorpusError
 
 
@@ -28,7 +28,7 @@ def file_state(path: str) -> FileState:
     return FileState(status.st_size, status.st_mtime_ns)
 
 
-def piece_documents(piece: Piece, options: ReadOptions) -> Iterator[RawDocument]:
+def piece_documents(piece: FilePiece, options: ReadOptions) -> Iterator[RawDocument]:
     """CorpusError where the file is no longer as it was when it was cut."""
     if piece.kind == "refused":
         yield refused(piece.begin, piece.num_bytes, piece.reason)
@@ -51,7 +51,7 @@ def piece_documents(piece: Piece, options: ReadOptions) -> Iterator[RawDocument]
     _check_unchanged(piece)
 
 
-def _check_unchanged(piece: Piece) -> None:
+def _check_unchanged(piece: FilePiece) -> None:
     try:
         state = file_state(piece.file)
     except OSError as error:
@@ -65,7 +65,7 @@ def _check_unchanged(piece: Piece) -> None:
         )
 
 
-def _documents(piece: Piece, options: ReadOptions) -> Iterator[RawDocument]:
+def _documents(piece: FilePiece, options: ReadOptions) -> Iterator[RawDocument]:
     path, begin, end = piece.file, piece.begin, piece.end
     field, longest = options.text_field, options.max_document_bytes
     if piece.kind == "parquet":

@@ -22,17 +22,27 @@ class Pattern:
     instead: str
 
 
-BYTE = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
+def _one_of(*ranges: range) -> str:
+    """A pattern of the numbers in these ranges, longer ones first."""
+    numbers = sorted((str(number) for each in ranges for number in each), key=len, reverse=True)
+    return f"(?:{'|'.join(numbers)})"
+
+
+BYTE = _one_of(range(256))
+# The first two of a public address: those of private networks tell nobody's place.
+PUBLIC = "|".join(
+    (
+        rf"{_one_of(range(1, 10), range(11, 127), range(128, 172), range(173, 192))}\.{BYTE}",
+        rf"{_one_of(range(193, 224))}\.{BYTE}",
+        rf"172\.{_one_of(range(16), range(32, 256))}",
+        rf"192\.{_one_of(range(168), range(169, 256))}",
+    )
+)
 PATTERNS = {
     "emails": Pattern(
         "@", r"\b[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.)+[A-Za-z]{2,24}\b", "[email]"
     ),
-    # not those of private networks, which tell nobody's place
-    "addresses": Pattern(
-        r"\d\.\d",
-        rf"\b(?:[1-9]|1[1-9]|[2-9]\d|1[013-9]\d|12[0-689]|2[01]\d|22[0-3])\.{BYTE}\.{BYTE}\.{BYTE}\b",
-        "[address]",
-    ),
+    "addresses": Pattern(r"\d\.\d", rf"\b(?:{PUBLIC})\.{BYTE}\.{BYTE}\b", "[address]"),
     "cards": Pattern(
         r"\d{4}[ -]\d{4}[ -]\d", r"\b[3-6]\d{3}[ -]\d{4}[ -]\d{4}[ -]\d{4}\b", "[card]"
     ),
@@ -50,8 +60,8 @@ def scrub(texts: polars.Series, options: PiiOptions) -> tuple[polars.Series, dic
         if getattr(options, entry.name):
             pattern = PATTERNS[entry.name]
             mask = texts.str.contains(pattern.sign)
-            found_in = texts.filter(mask).str.count_matches(pattern.pattern)
-            counts[entry.name] = int(found_in.sum() or 0)
+            matches = texts.filter(mask).str.count_matches(pattern.pattern)
+            counts[entry.name] = int(matches.sum() or 0)
             texts = changed_where(texts, mask, partial(_replaced, pattern))
     return texts, counts
 

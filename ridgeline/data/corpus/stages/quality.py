@@ -124,7 +124,8 @@ def _counts_of_text(text: Expr) -> dict[str, Expr]:
     return {
         "characters": text.str.len_chars().cast(polars.Int64),
         "unspaced": text.str.count_matches(f"[{UNSPACED}]").cast(polars.Int64),
-        "spaced_words": text.str.count_matches(r"\S+").cast(polars.Int64),
+        # of a stripped text, one more than gaps: counting those is five times as fast
+        "spaced_words": text.str.count_matches(r"[ \n\t]+").cast(polars.Int64) + (text != ""),
         # what follows the first letter of a word counts with it
         "worded": text.str.count_matches(r"\p{L}\S*").cast(polars.Int64),
         "spaces": text.str.count_matches(r"[ \n\t]").cast(polars.Int64),

@@ -28,7 +28,7 @@ from ridgeline.data.corpus.sources.tables import (
 )
 from ridgeline.data.corpus.sources.web import warc_records
 from ridgeline.data.corpus.units.files import InputFile
-from ridgeline.data.corpus.units.unit import FileState, Piece
+from ridgeline.data.corpus.units.unit import FilePiece, FileState
 from ridgeline.errors import CorpusError
 
 SMALL_FILE_BYTES = 4096  # that a tiny file counts as: opening it costs as much
@@ -48,24 +48,24 @@ def cut_files(
     return {"pieces": len(pieces)}
 
 
-def read_pieces(path: Path) -> list[Piece]:
+def read_pieces(path: Path) -> list[FilePiece]:
     """What `cut_files` has written."""
     return [
-        Piece(**values | {"state": FileState(**values["state"])})
+        FilePiece(**values | {"state": FileState(**values["state"])})
         for values in json.loads(path.read_text())
     ]
 
 
-def file_pieces(file: InputFile, state: FileState, options: ReadOptions) -> list[Piece]:
+def file_pieces(file: InputFile, state: FileState, options: ReadOptions) -> list[FilePiece]:
     """At least one: a file without documents, or that cannot be read, is refused."""
-    whole = Piece(file.name, file.kind, file.packing, num_bytes=SMALL_FILE_BYTES, state=state)
+    whole = FilePiece(file.name, file.kind, file.packing, num_bytes=SMALL_FILE_BYTES, state=state)
     if file.kind == "refused":
         return [replace(whole, reason=file.reason)]
     if not state.num_bytes:
         return [_refused(whole, "empty")]
     if not os.access(file.name, os.R_OK):
         return [_refused(whole, "cannot be read: permission denied")]
-    pieces: list[Piece] = []
+    pieces: list[FilePiece] = []
     try:
         for piece in _pieces(whole, options):
             pieces.append(piece)
@@ -78,11 +78,11 @@ def file_pieces(file: InputFile, state: FileState, options: ReadOptions) -> list
     return pieces or [_refused(whole, "no document in it")]
 
 
-def _refused(whole: Piece, reason: str) -> Piece:
+def _refused(whole: FilePiece, reason: str) -> FilePiece:
     return replace(whole, kind="refused", reason=reason)
 
 
-def _pieces(whole: Piece, options: ReadOptions) -> Iterator[Piece]:
+def _pieces(whole: FilePiece, options: ReadOptions) -> Iterator[FilePiece]:
     if whole.kind == "parquet":
         if whole.packing:
             raise BrokenInput("Parquet inside another packing; unpack it first")
@@ -99,7 +99,7 @@ def _pieces(whole: Piece, options: ReadOptions) -> Iterator[Piece]:
         yield from _byte_pieces(whole, options)
 
 
-def _byte_pieces(whole: Piece, options: ReadOptions) -> Iterator[Piece]:
+def _byte_pieces(whole: FilePiece, options: ReadOptions) -> Iterator[FilePiece]:
     """What follows a place where a packed file is broken is lost, and the last piece tells it."""
     size, broken = whole.state.num_bytes, None
     if whole.packing:
@@ -113,7 +113,7 @@ def _byte_pieces(whole: Piece, options: ReadOptions) -> Iterator[Piece]:
         yield replace(whole, begin=begin, end=end, num_bytes=num_bytes, reason=reason)
 
 
-def _parquet_pieces(whole: Piece, options: ReadOptions) -> Iterator[Piece]:
+def _parquet_pieces(whole: FilePiece, options: ReadOptions) -> Iterator[FilePiece]:
     with parquet_file(whole.file) as file:
         check_column(file.schema_arrow, options.text_field)
         paths = [file.schema.column(number).path for number in range(len(file.schema))]
@@ -126,7 +126,7 @@ def _parquet_pieces(whole: Piece, options: ReadOptions) -> Iterator[Piece]:
             row += group.num_rows
 
 
-def _arrow_pieces(whole: Piece, options: ReadOptions) -> Iterator[Piece]:
+def _arrow_pieces(whole: FilePiece, options: ReadOptions) -> Iterator[FilePiece]:
     try:
         for first, batch in arrow_batches(whole.file):
             check_column(batch.schema, options.text_field)
@@ -137,8 +137,8 @@ def _arrow_pieces(whole: Piece, options: ReadOptions) -> Iterator[Piece]:
 
 
 def _row_pieces(
-    whole: Piece, first: int, num_rows: int, num_bytes: int, options: ReadOptions
-) -> Iterator[Piece]:
+    whole: FilePiece, first: int, num_rows: int, num_bytes: int, options: ReadOptions
+) -> Iterator[FilePiece]:
     """Of a row group or batch: as many as its column of texts takes units."""
     if not num_rows:
         return
@@ -149,7 +149,7 @@ def _row_pieces(
         yield replace(whole, begin=first + begin, end=first + end, num_bytes=size)
 
 
-def _warc_pieces(whole: Piece, options: ReadOptions) -> Iterator[Piece]:
+def _warc_pieces(whole: FilePiece, options: ReadOptions) -> Iterator[FilePiece]:
     begin = 0
     size = whole.state.num_bytes
     last = -1

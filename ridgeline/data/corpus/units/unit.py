@@ -3,7 +3,7 @@
 Small files share a unit, large ones have several. Where a file is cut does not depend on the
 machine, so that neither does any output.
 
-    Unit(12, (Piece("crawl/a.jsonl", "lines", begin=67108864, end=134217728, ...),))
+    Unit(12, (FilePiece("crawl/a.jsonl", "lines", begin=67108864, end=134217728, ...),))
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class FileState:
 
 
 @dataclass(frozen=True)
-class Piece:
+class FilePiece:
     file: str
     kind: Kind
     packing: Packing = ""
@@ -40,7 +40,7 @@ class Piece:
 @dataclass(frozen=True)
 class Unit:
     number: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FilePiece, ...]
 
     @property
     def num_bytes(self) -> int:
@@ -51,10 +51,10 @@ class Unit:
         return f"{self.number:06d}"
 
 
-def units_of(pieces: Iterable[Piece], max_bytes: int) -> list[Unit]:
+def units_of(pieces: Iterable[FilePiece], max_bytes: int) -> list[Unit]:
     """In the order of the pieces."""
     units: list[Unit] = []
-    own: list[Piece] = []
+    own: list[FilePiece] = []
     filled = 0
     for piece in pieces:
         if own and (filled + piece.num_bytes > max_bytes or len(own) == MAX_PIECES):

@@ -19,9 +19,9 @@ from ridgeline.data.corpus.duplicates.options import DuplicateOptions
 from ridgeline.data.corpus.duplicates.tables import Numbers, packed_strings
 from ridgeline.kernels.minhash import shared, shingle_sets, signatures
 
-MOST_OF_A_BATCH = 4
+MOST_OF_A_BATCH = 16
 LEAST_SHINGLES = 100  # of a document that is copied: one changed word must not change a tenth
-MOST_CHARACTERS = 20_000  # of it that are copied
+MOST_CHARACTERS = 4000  # of it that are copied
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ them: more shingles first, then by the hash of the text; copies have the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ridgeline.data.corpus.duplicates.options import DuplicateOptions
 from ridgeline.data.corpus.duplicates.planting import Planted, plant
@@ -45,62 +45,55 @@ def sign(
     output: Path, inputs: Sequence[Path], *, unit: int, parts: int, options: DuplicateOptions
 ) -> dict[str, Any]:
     """From a documents table to one row group of `BANDS` a part."""
-    values: list[Numbers] = []  # [D, bands + 1]; the last column is the whole text's
-    has_words: list[Numbers] = []
-    ranks: list[Numbers] = []
-    ids: list[tuple[Numbers, Numbers]] = []
+    rows = UnitRows(pq.read_metadata(inputs[0]).num_rows, options.bands)
     planted = Planted()
     for table in texts(inputs[0], ["id", "text_hash"]):
         text_N, offsets = packed(table["text"])
         _, bands, counts = signatures(
             text_N, offsets, bands=options.bands, rows=options.rows, ngram=options.ngram
         )
-        whole, rest = id_halves(table["text_hash"])
-        values.append(np.column_stack((bands.numpy().view(np.uint64), whole)))
-        has_words.append(counts.numpy() > 0)
-        ranks.append(rank_of(counts.numpy(), rest))
-        ids.append(id_halves(table["id"]))
+        rows.add(table, bands.numpy().view(np.uint64), counts.numpy())
         planted = planted.plus(plant(table, bands, counts, options))
     with parts_file(output, BANDS) as file:
-        if not values:
-            for _ in range(parts):
-                file.write_table(BANDS.empty_table())
-        else:
-            high, low = (np.concatenate(half) for half in zip(*ids, strict=True))
-            rows = _Rows(np.concatenate(values), np.concatenate(has_words))
-            for document, column in rows.of_parts(parts):
-                is_exact = column == options.bands
-                columns = [
-                    pa.array(is_exact),
-                    pa.array(rows.values[document, column]),
-                    pa.array(np.concatenate(ranks)[document]),
-                    ids_of(high[document], low[document]),
-                    pa.array(np.full(len(document), unit, np.int32)),
-                ]
-                file.write_table(pa.Table.from_arrays(columns, schema=BANDS))
-    num_documents = sum(map(len, ranks))
-    return {"documents": num_documents, **planted.counts()}
+        for part in range(parts):
+            file.write_table(rows.table(part, parts, unit))
+    return {"documents": rows.num_documents, **planted.counts()}
+
+
+class UnitRows:
+    """What the rows of a unit are made of: room for so many documents is taken at once."""
+
+    def __init__(self, most: int, num_bands: int) -> None:
+        self.num_documents = 0
+        self._exact = num_bands  # the column of the whole text's value
+        self._values = np.empty((most, num_bands + 1), np.uint64)
+        self._has_words = np.empty(most, np.bool_)
+        self._rank, self._high, self._low = np.empty((3, most), np.uint64)
+
+    def add(self, table: Any, bands_DB: Numbers, counts_D: Numbers) -> None:
+        own = slice(self.num_documents, self.num_documents + len(table))
+        whole, rest = id_halves(table["text_hash"])
+        self._values[own, :-1], self._values[own, -1] = bands_DB, whole
+        self._has_words[own] = counts_D > 0
+        self._rank[own] = rank_of(counts_D, rest)
+        self._high[own], self._low[own] = id_halves(table["id"])
+        self.num_documents += len(table)
+
+    def table(self, part: int, parts: int, unit: int) -> Any:
+        is_own = self._values[: self.num_documents] % np.uint64(parts) == part
+        is_own[:, :-1] &= self._has_words[: self.num_documents, None]
+        document, column = is_own.nonzero()
+        columns = [
+            pa.array(column == self._exact),
+            pa.array(self._values[document, column]),
+            pa.array(self._rank[document]),
+            ids_of(self._high[document], self._low[document]),
+            pa.array(np.full(len(document), unit, np.int32)),
+        ]
+        return pa.Table.from_arrays(columns, schema=BANDS)
 
 
 def rank_of(counts: Numbers, hashes: Numbers) -> Numbers:
     """`hashes`: the half of the text's hash that no `exact` row shows."""
     less = MOST_COUNTED - np.minimum(counts.astype(np.uint64), MOST_COUNTED)
     return (less << HASH_BITS) | (hashes >> (np.uint64(64) - HASH_BITS))
-
-
-class _Rows:
-    """Of all documents and bands, those that there are, by part."""
-
-    def __init__(self, values: Numbers, has_words: Numbers) -> None:
-        self.values, self.has_words = values, has_words
-
-    def of_parts(self, parts: int) -> Iterator[tuple[Numbers, Numbers]]:
-        """Document and column of each row of a part, one part after the other."""
-        there = np.repeat(self.has_words[:, None], self.values.shape[1], axis=1)
-        there[:, -1] = True
-        place = np.flatnonzero(there)
-        part = (self.values.ravel()[place] % np.uint64(parts)).astype(np.int32)
-        order = np.argsort(part, kind="stable")
-        bounds = np.searchsorted(part[order], np.arange(parts + 1))
-        for start, end in pairwise(bounds.tolist()):
-            yield np.divmod(place[order[start:end]], self.values.shape[1])

@@ -16,7 +16,7 @@ import torch
 from ridgeline.data.corpus.duplicates.collecting import SETS
 from ridgeline.data.corpus.duplicates.options import DuplicateOptions
 from ridgeline.data.corpus.duplicates.planting import similarities
-from ridgeline.data.corpus.duplicates.tables import ID, id_halves, order_of, read_part
+from ridgeline.data.corpus.duplicates.tables import ID, read_part
 
 PAIRS = pa.schema(
     [
@@ -34,7 +34,6 @@ def verify(
 ) -> dict[str, Any]:
     """From the sets of all units to `PAIRS`."""
     table = read_part(inputs, part, SETS)
-    table = table.take(pa.array(order_of(*id_halves(table["id"])))).combine_chunks()
     seconds = table["seconds"].combine_chunks()
     number_of = {name: number for number, name in enumerate(table["id"].to_pylist())}
     counts = np.diff(seconds.offsets.to_numpy())

@@ -8,7 +8,7 @@
 #   make browser                   a Chromium for the tests of the server's page, where apt has one
 #   make package                   wheel and sdist, checked; the demo from the wheel, in a new environment
 #   make soak                      64 clients on a server, three quiet minutes and ten hostile ones
-#   make gpu-test, gpu-bench, gpu-training, gpu-training-large, gpu-training-gate, gpu-training-kernels, gpu-compare, gpu-climb, gpu-cells, gpu-modules  on a machine with a GPU, under the Python that is active there
+#   make gpu-test, gpu-bench, gpu-training, gpu-training-large, gpu-training-gate, gpu-training-kernels, gpu-minhash, gpu-compare, gpu-climb, gpu-cells, gpu-modules  on a machine with a GPU, under the Python that is active there
 
 BASE_PYTHON ?= python3
 VENV := .venv
@@ -33,7 +33,7 @@ PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(RUN) -m pytest -p hypothesispytest 
 SOAK := PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m soak
 PARALLEL := -p xdist -n 2 --dist loadfile --durations 20 --ignore tests/cpu/test_compile.py tests/cpu
 
-.PHONY: help env demo test test-all checked smoke lint compiled browser soak gpu-test gpu-bench gpu-training gpu-training-large gpu-training-gate gpu-training-kernels gpu-compare gpu-climb gpu-cells gpu-modules package clean
+.PHONY: help env demo test test-all checked smoke lint compiled browser soak gpu-test gpu-bench gpu-training gpu-training-large gpu-training-gate gpu-training-kernels gpu-minhash gpu-compare gpu-climb gpu-cells gpu-modules package clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -141,6 +141,10 @@ gpu-training-gate:
 	  PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(ACTIVE) -m training_gate run $$precision $$seed --data $(TEXT) & \
 	  done; done; wait
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(ACTIVE) -m training_gate table
+
+# Signatures and near duplicates: checked against a CPU, then timed, from host memory too.
+gpu-minhash:
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(ACTIVE) -m minhash_speed --save results
 
 # Two checkouts on one GPU, in turns: `make gpu-compare BEFORE=../ridgeline-before`
 gpu-compare:

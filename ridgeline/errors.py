@@ -119,6 +119,12 @@ class QualityError(RidgelineError, ValueError):
     exit_code = 17
 
 
+class CorpusError(RidgelineError, ValueError):
+    """A corpus that cannot be built from what is there, or that is damaged."""
+
+    exit_code = 18
+
+
 CHECK_FAILED_EXIT_CODE = 13  # a check ran and failed
 INTERNAL_EXIT_CODE = 70  # a bug in Ridgeline
 INTERRUPTED_EXIT_CODE = 130  # Ctrl-C, by shell convention

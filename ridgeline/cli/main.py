@@ -50,6 +50,7 @@ VERB_GROUPS = {
         "bench": "time kernels, the engine, or any OpenAI-compatible server",
     },
     "train": {
+        "data": "text to clean, deduplicated, tokenized shards",
         "train": "fine-tune a model on text, or train a shape from nothing",
     },
     "make it faster": {

@@ -45,6 +45,14 @@ TITLES = {  # of the groups in --help
     "QatOptions": "rounding and distillation",
     "DistillOptions": "rounding and distillation",
     "StartOptions": "devices",
+    "ReadOptions": "documents",
+    "CleanOptions": "cleaning",
+    "QualityOptions": "quality",
+    "LanguageOptions": "language",
+    "PiiOptions": "personal data",
+    "DuplicateOptions": "duplicates",
+    "DecontaminationOptions": "evaluation sets",
+    "TokenOptions": "tokens",
 }
 LONGEST_METAVAR = 60  # letters; the words a field takes are part of its help then
 METAVARS = {"scheme": "NAME", "served_model_name": "NAME", "draft_model": "MODEL",
@@ -199,7 +207,7 @@ def _flag_fields(config: type[Any]) -> list[Field[Any]]:
 def _add_flag(owner: argparse._ArgumentGroup, entry: Field[Any], hint: Any) -> None:
     kind, is_tuple = _plain_type(hint)
     meaning = entry.metadata["help"]
-    if entry.default not in (None, ()) and "(auto:" not in meaning:
+    if entry.default not in (None, (), "") and "(auto:" not in meaning:
         meaning += f" (default: {_shown(entry.default)})"
     metavar = _metavar(entry.name, kind, hint)
     if len(metavar) > LONGEST_METAVAR:
@@ -219,6 +227,8 @@ def _add_flag(owner: argparse._ArgumentGroup, entry: Field[Any], hint: Any) -> N
 def _shown(default: Any) -> str:
     if isinstance(default, bool):
         return "yes" if default else "no"
+    if isinstance(default, tuple):
+        return " ".join(map(str, default))
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 

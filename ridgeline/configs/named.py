@@ -1,7 +1,9 @@
-"""Finds a named run: `configs:NAME` is one of training.py, `FILE.py:NAME` one of the user's own,
-`FILE.json` a config that a run or `optimize --train` has written.
+"""Finds a named config: `configs:NAME` is one of training.py (of corpus.py for a recipe),
+`FILE.py:NAME` one of the user's own, `FILE.json` one that a run, a build or `optimize --train` has
+written.
 
 named_run("configs:finetune_demo")
+named_recipe("configs:web_english")
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ import inspect
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any, TypeVar
 
-from ridgeline.configs import training
+from ridgeline.configs import corpus, training
+from ridgeline.data.corpus.recipe import CorpusRecipe, load_recipe
 from ridgeline.errors import UsageError, near_matches
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.config_file import load_config
@@ -28,13 +32,29 @@ def named_run(text: str) -> TrainConfig:
     """The config that the function returns, or that the file holds."""
     if text.endswith(".json"):
         return load_config(Path(text))
+    return _returned(text, training, TrainConfig)
+
+
+def named_recipe(text: str) -> CorpusRecipe:
+    """The recipe that the function returns, or that the file or the corpus holds."""
+    if text.endswith((".json", ".toml")) or Path(text).is_dir():
+        return load_recipe(Path(text))
+    if ":" not in text:
+        hint = near_matches(text, functions_of(corpus))
+        raise UsageError(
+            f"{text!r} is no recipe; give configs:NAME, FILE.py:NAME, or a .toml or .json{hint}"
+        )
+    return _returned(text, corpus, CorpusRecipe)
+
+
+Config = TypeVar("Config")
+
+
+def _returned(text: str, own: ModuleType, kind: type[Config]) -> Config:
+    """What the function of that name gives, of `own` where the file is `configs`."""
     file, _, name = text.rpartition(":")
-    module = training if file == OWN else _imported(Path(file))
-    functions = {
-        key: value
-        for key, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__
-    }
+    module = own if file == OWN else _imported(Path(file))
+    functions = functions_of(module)
     if name not in functions:
         hint = near_matches(name, functions)
         there = ", ".join(functions) or "none"
@@ -43,10 +63,19 @@ def named_run(text: str) -> TrainConfig:
         config = functions[name]()
     except TypeError as error:
         raise UsageError(f"{text} must be a function without arguments: {error}") from error
-    if not isinstance(config, TrainConfig):
-        kind = type(config).__name__
-        raise UsageError(f"{text} returned a {kind}; it must return a TrainConfig")
+    if not isinstance(config, kind):
+        returned = type(config).__name__
+        raise UsageError(f"{text} returned a {returned}; it must return a {kind.__name__}")
     return config
+
+
+def functions_of(module: ModuleType) -> dict[str, Any]:
+    """Those that it defines itself."""
+    return {
+        key: value
+        for key, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
+    }
 
 
 def _imported(file: Path) -> ModuleType:

@@ -37,7 +37,7 @@ def _byte_level_alphabet() -> dict[str, int]:
     return table
 
 
-_ALPHABET = _byte_level_alphabet()
+BYTE_OF = _byte_level_alphabet()
 
 
 class TokenBytes:
@@ -89,7 +89,7 @@ class TokenBytes:
         if not self._byte_level:
             return b""
         lookup = self._backend.token_to_id
-        return bytes(sorted(byte for char, byte in _ALPHABET.items() if lookup(char) is None))
+        return bytes(sorted(byte for char, byte in BYTE_OF.items() if lookup(char) is None))
 
     def __getitem__(self, token_id: int) -> bytes:
         """The bytes of one token; none for an id past the vocabulary (models pad their tables)."""
@@ -104,8 +104,8 @@ class TokenBytes:
         text = self._backend.id_to_token(token_id)
         if text is None:
             return b""
-        if self._byte_level and all(char in _ALPHABET for char in text):
-            return bytes(_ALPHABET[char] for char in text)
+        if self._byte_level and all(char in BYTE_OF for char in text):
+            return bytes(BYTE_OF[char] for char in text)
         if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(text)):
             return bytes([int(match[1], 16)])
         for old, new in self._replacements:

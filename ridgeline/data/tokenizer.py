@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,11 @@ class Tokenizer:
         """The files that make a Hugging Face folder of this tokenizer, by name."""
         return tokenizer_files(self._vocabulary)
 
+    @cached_property
+    def digest(self) -> str:
+        """Of what makes its ids: another tokenizer has another."""
+        return sha256(self.files()["tokenizer.json"]).hexdigest()
+
     def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True
     ) -> list[int]:
@@ -77,7 +83,7 @@ class Tokenizer:
         With `parse_special=False`, special tokens written in the text (`<|im_end|>`) stay the plain
         characters they are: for untrusted text, which must not be able to end a turn.
         """
-        backend = self._backend if parse_special else self._plain_backend
+        backend = self._backend if parse_special else self.plain_backend
         try:
             ids: list[int] = backend.encode(text, add_special_tokens=False).ids
         except TypeError as error:  # what the library raises for a str that has no UTF-8 form
@@ -89,7 +95,7 @@ class Tokenizer:
         written in them stay text.
         """
         try:
-            encodings = self._plain_backend.encode_batch_fast(list(texts), add_special_tokens=False)
+            encodings = self.plain_backend.encode_batch_fast(list(texts), add_special_tokens=False)
         except TypeError as error:
             raise UsageError(_not_text_message(texts[0])) from error
         return [encoding.ids for encoding in encodings]
@@ -112,7 +118,7 @@ class Tokenizer:
         return prefix + ids + suffix
 
     @cached_property
-    def _plain_backend(self) -> tokenizers.Tokenizer:
+    def plain_backend(self) -> tokenizers.Tokenizer:
         """A copy that takes special tokens for text: in the library a switch on the tokenizer."""
         copy = tokenizers.Tokenizer.from_str(self._backend.to_str())
         copy.encode_special_tokens = True

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import tokenizers
 
 # Texts of tokens that end a turn or a text. A model whose metadata names only one of them stops at
@@ -93,3 +94,8 @@ def text_end_id(eos_ids: Sequence[int], specials: Mapping[str, int]) -> int | No
     ends = {specials[text]: None for text in TEXT_END_TEXTS if text in specials}
     named = [token_id for token_id in eos_ids if token_id in ends]
     return next(iter([*named, *ends, *eos_ids]), None)
+
+
+def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
+    """What ids are kept in: two bytes where they are enough."""
+    return np.uint16 if vocab_size <= 2**16 else np.uint32

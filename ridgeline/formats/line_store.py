@@ -1,5 +1,5 @@
-"""Lines that are kept over runs in a file of the user's cache folder: added by several processes at
-once, the oldest dropped where there are many.
+"""Lines that are kept over runs in a file, of the user's cache folder for one: added by several
+processes at once, and the oldest dropped where there are many, unless all are to be kept.
 
     append_lines(path, ['{"device": "NVIDIA H200"}'])
     read_lines(path)            # [b'{"device": "NVIDIA H200"}']
@@ -18,14 +18,17 @@ from ridgeline.formats.files import atomic_write
 MAX_LINES = 2000  # a file that has more keeps the latest half
 
 
-def append_lines(path: Path, lines: Iterable[str]) -> None:
-    """A disk that cannot be written is an OSError or an OutputError."""
+def append_lines(path: Path, lines: Iterable[str], *, keep_all: bool = False) -> None:
+    """A disk that cannot be written is an OSError or an OutputError. With `keep_all` no line is
+    ever dropped, and all are on the disk when this returns.
+    """
     text = "".join(f"{line}\n" for line in lines)
     if not text:
         return
     with _locked(path):
-        _append(path, text)
-        _keep_latest(path)
+        _append(path, text, sync=keep_all)
+        if not keep_all:
+            _keep_latest(path)
 
 
 def read_lines(path: Path) -> list[bytes]:
@@ -45,13 +48,15 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _append(path: Path, text: str) -> None:
+def _append(path: Path, text: str, sync: bool) -> None:
     """In one write. Half a line at the end, left by a full disk, is ended first."""
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         size = os.lseek(handle, 0, os.SEEK_END)
         is_whole = size == 0 or os.pread(handle, 1, size - 1) == b"\n"
         os.write(handle, ("" if is_whole else "\n").encode() + text.encode())
+        if sync:
+            os.fsync(handle)
     finally:
         os.close(handle)
 

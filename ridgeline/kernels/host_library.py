@@ -137,7 +137,8 @@ def _compile(compiler: str, op: str, target: Path) -> None:
         raise UnsupportedError(f"{op}: cpu.cpp could not be built: {reason.strip()}")
 
 
-_loaded: dict[str, ctypes.CDLL] = {}
+_loaded: dict[str, ctypes.CDLL] = {}  # the registry's, all or none
+_single: dict[str, ctypes.CDLL | None] = {}  # None: it could not be
 
 
 def prepare(progress: Progress | None = None) -> bool:
@@ -164,6 +165,19 @@ def _built(ops: list[str], progress: Progress | None) -> list[Path]:
         return list(pool.map(build, ops))
 
 
+def load(name: str) -> bool:
+    """Build and load one source that is no op of the registry; False, and why in the log, where
+    that cannot be.
+    """
+    if name not in _single:
+        try:
+            _single[name] = ctypes.CDLL(str(build(name)))
+        except (UnsupportedError, OSError) as error:
+            log.warning("%s is not used in C++, falling back to a slower way: %s", name, error)
+            _single[name] = None
+    return _single[name] is not None
+
+
 def is_loaded() -> bool:
     return bool(_loaded)
 
@@ -171,10 +185,11 @@ def is_loaded() -> bool:
 @cache
 def function(op: str, name: str, signature: str) -> Callable[..., Any]:
     """An exported function; `signature` has a letter for each argument (p pointer, l 64-bit number,
-    f float, i int). `prepare` comes first.
+    f float, i int). `prepare` or `load` comes first.
     """
-    assert op in _loaded, f"{op} is called before it was prepared"
-    exported = getattr(_loaded[op], f"ridgeline_{op}_{name}")
+    library = _loaded.get(op) or _single.get(op)
+    assert library is not None, f"{op} is called before it was prepared"
+    exported = getattr(library, f"ridgeline_{op}_{name}")
     exported.argtypes = [ARGUMENTS[letter] for letter in signature]
     exported.restype = ctypes.c_int
     return exported

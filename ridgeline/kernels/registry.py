@@ -33,6 +33,7 @@ NAMES = (
     "adamw",
     "rows_to_fp8",
     "document_attention",
+    "minhash",
     *(f"{name}_backward" for name in WITH_BACKWARD),
 )
 

@@ -70,6 +70,7 @@ def arguments(verb: str, folder: Path) -> list[str]:
     return {
         "hardware": ["hardware", *device],
         "kernels": ["kernels", "list"],
+        "data": ["data", "build", *raw_text(folder), "--tokenizer", str(folder)],
         "eval": ["eval", str(folder), "--text", str(folder / "config.json"), *device],
         "generate": ["generate", str(folder), "hello", "--max-tokens", "3", *device],
         "profile": ["profile", str(folder), "--context", "40", "--steps", "2", *device],
@@ -86,6 +87,13 @@ def learned(folder: Path) -> list[str]:
     text.write_text("a text to learn, again and again. " * 20)
     quick = ["--steps", "1", "--batch", "1", "--sequence-length", "16", "--held-out", "0"]
     return ["--data", str(text), "--out", str(out), *quick]
+
+
+def raw_text(folder: Path) -> list[str]:
+    out = Path(tempfile.mkdtemp(dir=folder.parent)) / "corpus"
+    text = folder.parent / "raw.txt"
+    text.write_text("a text of a few words")
+    return ["--in", str(text), "--out", str(out), "--workers", "1", "--rules", "none"]
 
 
 def traced(folder: Path) -> list[str]:
@@ -142,7 +150,14 @@ def test_each_verb_has_help_with_an_example(verb: str, capsys: Capture) -> None:
     assert "--debug" in shown
 
 
-PARTS = (["bench", "kernels"], ["bench", "engine"], ["bench", "serve"], ["report", "show"])
+PARTS = (
+    ["data", "build"],
+    ["data", "plan"],
+    ["bench", "kernels"],
+    ["bench", "engine"],
+    ["bench", "serve"],
+    ["report", "show"],
+)
 
 
 @pytest.mark.parametrize("words", [[], *([name] for name in NAMES), *PARTS], ids=" ".join)
@@ -177,7 +192,8 @@ def test_help_all_shows_what_help_leaves_out(words: list[str], capsys: Capture) 
 @pytest.mark.parametrize("verb", NAMES)
 def test_the_flags_of_the_short_help_exist(verb: str, capsys: Capture) -> None:
     module = import_module(f"ridgeline.cli.{verb}")
-    parts = [module] if verb != "bench" else [part for part, _ in module.PARTS.values()]
+    has_parts = verb in ("bench", "data")
+    parts = [part for part, _ in module.PARTS.values()] if has_parts else [module]
     for part in parts:
         words = part.__name__.split(".")[2:]
         assert main([*words, "--help-all" if hasattr(part, "MAIN_FLAGS") else "--help"]) == 0

@@ -68,6 +68,7 @@ ROOMS = {
         "judged_text",
         "workload",
         "traces",
+        "corpus",
         "loading",
     ],
     "engine": [

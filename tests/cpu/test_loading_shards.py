@@ -10,7 +10,7 @@ from tiny_tokenizers import byte_level_metadata, tagged_tokenizer
 
 from ridgeline.data import Tokenizer
 from ridgeline.data.loading import TokenStore, open_shards, read_tokens, save_shards
-from ridgeline.data.loading.store import token_dtype
+from ridgeline.data.vocabulary import token_dtype
 from ridgeline.errors import OutputError, UsageError
 
 
@@ -54,7 +54,7 @@ def test_the_data_of_a_run_can_be_shards(tmp_path: Path, tokenizer: Tokenizer) -
     data = read_tokens([tmp_path / "a.txt"], tokenizer)
     save_shards(data.store, tmp_path / "tokens", tokenizer)
     assert contents(read_tokens([tmp_path / "tokens"], tokenizer).store) == contents(data.store)
-    with pytest.raises(UsageError, match="token shards, which cannot be mixed"):
+    with pytest.raises(UsageError, match="has token shards; give it alone"):
         read_tokens([tmp_path / "a.txt", tmp_path / "tokens"], tokenizer)
 
 

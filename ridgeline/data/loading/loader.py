@@ -25,7 +25,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from ridgeline.data.loading.order import DataState, SampleOrder
+from ridgeline.data.loading.order import DataState
 from ridgeline.data.loading.packing import PackedBatch
 from ridgeline.data.loading.sources import Origin
 from ridgeline.data.loading.windows import Integers, TokenWindows
@@ -76,7 +76,7 @@ class Loader:
         self.waits = 0  # batches that were not ready; the first is not counted, nobody can be early
         self.waited_s = 0.0  # for those
         self.late_copies = 0  # ready on the host, and the copy to the device was still under way
-        self._order = SampleOrder(windows.num_windows, state.seed)
+        self._order = windows.order(state.seed)
         self._device = torch.device(device)
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._workers = ThreadPoolExecutor(workers, thread_name_prefix="data")

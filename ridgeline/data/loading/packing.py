@@ -109,7 +109,9 @@ class TokenSource(Protocol):
 
 
 def pack(source: TokenSource, pieces: Pieces) -> PackedBatch:
-    """A row with these documents."""
+    """A row with these documents: the definition of what kernels/token_windows does faster. A token
+    that no vocabulary has is an error that says where it is.
+    """
     starts = np.concatenate(([0], np.cumsum(pieces.lengths)))
     num_tokens = int(starts[-1])
     positions = np.arange(num_tokens) - np.repeat(starts[:-1], pieces.lengths)

@@ -48,16 +48,24 @@ class Permutation:
 
     def __call__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """What stands at these places of the order."""
-        values = self._network(places.astype(np.uint64))
+        return self._walked(places, range(NUM_ROUNDS))
+
+    def places_of(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where in the order these stand: the same rounds backwards."""
+        return self._walked(values, range(NUM_ROUNDS)[::-1])
+
+    def _walked(self, given: NDArray[np.int64], rounds: range) -> NDArray[np.int64]:
+        values = self._network(given.astype(np.uint64), rounds)
         outside = values >= self.size
         while outside.any():
-            values[outside] = self._network(values[outside])
+            values[outside] = self._network(values[outside], rounds)
             outside = values >= self.size
         return values.astype(np.int64)
 
-    def _network(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def _network(self, values: NDArray[np.uint64], rounds: range) -> NDArray[np.uint64]:
         high, low = values >> self._low_bits, values & self._low_mask
-        for number, key in enumerate(self._keys):
+        for number in rounds:
+            key = self._keys[number]
             if number % 2:
                 high = high ^ (_mixed_array(low ^ key) & self._high_mask)
             else:

@@ -12,7 +12,6 @@ store = open_shards(folder, tokenizer)
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,10 +29,6 @@ HEAD_NAME = "tokens.json"
 FORMAT = "ridgeline-tokens"
 VERSION = 1
 SHARD_TOKENS = 2**28  # a shard ends with the document that reaches this many
-
-
-def tokenizer_digest(tokenizer: Tokenizer) -> str:
-    return hashlib.sha256(tokenizer.files()["tokenizer.json"]).hexdigest()
 
 
 def save_shards(
@@ -57,7 +52,7 @@ def save_shards(
         "format": FORMAT,
         "version": VERSION,
         "vocab_size": store.vocab_size,
-        "tokenizer": tokenizer_digest(tokenizer),
+        "tokenizer": tokenizer.digest,
         "digest": store.digest,
         "shards": sizes,
         "files": store.files,
@@ -87,7 +82,7 @@ def _cut(store: TokenStore, shard_tokens: int) -> Iterator[TokenShard]:
 def open_shards(folder: Path, tokenizer: Tokenizer | None = None) -> TokenStore:
     """The store in a folder; with a tokenizer, only if it is the one that wrote it."""
     head = _read_head(folder)
-    if tokenizer is not None and head["tokenizer"] != tokenizer_digest(tokenizer):
+    if tokenizer is not None and head["tokenizer"] != tokenizer.digest:
         raise UsageError(
             f"{folder} was tokenized with another tokenizer than the model's; build it again"
         )

@@ -41,9 +41,11 @@ class Origin:
 
     file: str
     line: int  # from 1 on, or the row of a Parquet file; 1 for a text file
+    is_byte: bool = False  # the line is a byte of the file instead
 
     def __str__(self) -> str:
-        kind = "row" if self.file.endswith(".parquet") else "line"
+        kind = "byte" if self.is_byte else "line"
+        kind = "row" if self.file.endswith(".parquet") else kind
         return f"{self.file} {kind} {self.line}"
 
 

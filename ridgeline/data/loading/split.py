@@ -10,6 +10,7 @@ other sequence lengths are judged on the same tokens. No target crosses from one
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -18,7 +19,13 @@ from numpy.typing import NDArray
 
 from ridgeline.data.loading.permutation import Permutation, key_of
 from ridgeline.data.loading.store import TokenStore
-from ridgeline.data.loading.windows import Spans, TokenWindows, cut_windows, whole_windows
+from ridgeline.data.loading.windows import (
+    Spans,
+    TokenWindows,
+    cut_windows,
+    joined_windows,
+    whole_windows,
+)
 from ridgeline.errors import UsageError, near_matches
 
 SECTION = 4096  # tokens that are held out together, less in a small corpus
@@ -53,10 +60,9 @@ def split_data(
     is_whole = packing == "whole" or (packing == "auto" and store.is_marked)
     sides = _sides(store, held_out, split_seed, cut=not store.is_marked)
     make = whole_windows if is_whole else cut_windows
-    train, judged = (
-        make(store, spans, sequence_length) if len(spans.first) else None for spans in sides
-    )
-    assert train is not None
+    learned, held = sides
+    train = _train_windows(store, learned, sequence_length, make)
+    judged = make(store, held, sequence_length) if len(held.first) else None
     if train.num_tokens < sequence_length:
         behind = " after the held-out part is taken" if judged is not None else ""
         raise UsageError(
@@ -73,6 +79,27 @@ def split_data(
             f"held_out is {held_out:g}, and every target in that part is ignored; hold out more"
         )
     return SplitData(train, judged)
+
+
+def _train_windows(
+    store: TokenStore,
+    spans: Spans,
+    length: int,
+    make: Callable[[TokenStore, Spans, int], TokenWindows],
+) -> TokenWindows:
+    """Of each corpus of a mixture by itself, so that none has tokens of two."""
+    if store.mixed is None:
+        return make(store, spans, length)
+    parts = []
+    bounds = store.corpus_bounds().tolist()
+    for corpus, begin, end in zip(store.mixed.mixture.corpora, bounds, bounds[1:], strict=False):
+        own = (spans.first >= begin) & (spans.first < end)
+        if not own.any():
+            raise UsageError(f"{corpus.corpus} has nothing left to train on; hold out less")
+        parts.append(
+            make(store, Spans(spans.first[own], spans.last[own], spans.limit[own]), length)
+        )
+    return joined_windows(parts)
 
 
 def _check(

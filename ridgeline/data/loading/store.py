@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.data.loading.mixture import Mixture
 from ridgeline.data.loading.sources import Origin
 from ridgeline.errors import UsageError
 
@@ -25,14 +26,47 @@ class TokenShard:
 
     tokens: NDArray[Any]  # [N] uint16 or uint32
     offsets: NDArray[np.int64]  # [D + 1]: where documents begin, then N
-    origins: NDArray[np.int64]  # [D, 2]: number of the file, line
+    origins: NDArray[np.int64]  # [D, 2]: number of the file, line (or byte)
     counted: NDArray[np.bool_] | None = None  # [N]: whether it is learned; None: every token is
+    first_file: int = 0  # its number 0, in the store's list
+    by_byte: bool = False  # origins are bytes in the files, not lines
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where the shards of a store lie in memory."""
+
+    bases: NDArray[np.int64]  # tokens of the store before each, then N
+    tokens: NDArray[np.int64]
+    width: int  # bytes of a token
+    counted: NDArray[np.int64]  # of the marks whether they are learned; 0: all are
+
+
+def _addresses(arrays: Sequence[NDArray[Any] | None]) -> NDArray[np.int64]:
+    for array in arrays:
+        assert array is None or array.flags.c_contiguous, "tokens lie one behind the other"
+    return np.array([0 if a is None else a.ctypes.data for a in arrays], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class MixedStore:
+    """Which shards of a store belong to which corpus of a mixture."""
+
+    mixture: Mixture
+    num_shards: tuple[int, ...]  # of each corpus, in their order
 
 
 class TokenStore:
     """The shards of a corpus as one row of tokens. Safe to share between threads."""
 
-    def __init__(self, shards: Sequence[TokenShard], files: Sequence[str], vocab_size: int) -> None:
+    def __init__(
+        self,
+        shards: Sequence[TokenShard],
+        files: Sequence[str],
+        vocab_size: int,
+        mixed: MixedStore | None = None,
+    ) -> None:
+        self.mixed = mixed
         self.shards = tuple(shards)
         self.files = tuple(files)
         self.vocab_size = vocab_size  # of the tokenizer: every id is below it
@@ -45,6 +79,11 @@ class TokenStore:
         self.offsets: NDArray[np.int64] = np.concatenate([*starts, self._bases[-1:]])
         self.num_documents = len(self.offsets) - 1
         self.is_marked = any(shard.counted is not None for shard in shards)
+
+    def corpus_bounds(self) -> NDArray[np.int64]:
+        """Where the tokens of each corpus of a mixture begin, then N."""
+        counts = (len(self.shards),) if self.mixed is None else self.mixed.num_shards
+        return self._bases[np.cumsum([0, *counts])]
 
     def tokens_at(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """Ids at these places of the whole row. One that no vocabulary has is an error."""
@@ -80,6 +119,15 @@ class TokenStore:
             for n in np.unique(numbers).tolist()
         ]
 
+    def addresses(self) -> Addresses | None:
+        """Where the shards lie in memory; None where tokens are of several widths."""
+        widths = {shard.tokens.itemsize for shard in self.shards}
+        if len(widths) != 1:
+            return None
+        tokens = _addresses([shard.tokens for shard in self.shards])
+        counted = _addresses([shard.counted for shard in self.shards])
+        return Addresses(self._bases, tokens, widths.pop(), counted)
+
     def num_counted(self, first: NDArray[np.int64], last: NDArray[np.int64]) -> int:
         """How many tokens in these ranges, none of which overlap, are learned."""
         is_full = last > first
@@ -104,8 +152,8 @@ class TokenStore:
     def origin(self, document: int) -> Origin:
         for shard in self.shards:
             if document < len(shard.origins):
-                file, line = shard.origins[document].tolist()
-                return Origin(self.files[file], line)
+                file, place = shard.origins[document].tolist()
+                return Origin(self.files[shard.first_file + file], place, shard.by_byte)
             document -= len(shard.origins)
         raise IndexError(document)
 
@@ -123,8 +171,3 @@ class TokenStore:
             )
             state.update(np.ascontiguousarray(counted).data)
         return state.hexdigest()
-
-
-def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
-    """Two bytes where they are enough."""
-    return np.uint16 if vocab_size <= 2**16 else np.uint32

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.data.loading.conversations import ConversationText, learned_spans, learned_tokens
+from ridgeline.data.loading.corpora import is_corpus, is_mixture, open_corpus, open_mixture
 from ridgeline.data.loading.shards import HEAD_NAME, open_shards
 from ridgeline.data.loading.sources import (
     CompletionRow,
@@ -30,8 +31,9 @@ from ridgeline.data.loading.sources import (
     data_files,
     read_rows,
 )
-from ridgeline.data.loading.store import TokenShard, TokenStore, token_dtype
+from ridgeline.data.loading.store import TokenShard, TokenStore
 from ridgeline.data.tokenizer import Tokenizer
+from ridgeline.data.vocabulary import token_dtype
 from ridgeline.errors import UsageError
 from ridgeline.progress import Progress
 
@@ -66,13 +68,17 @@ def _number(number: int, noun: str) -> str:
 def read_tokens(
     paths: Sequence[Path], tokenizer: Tokenizer, progress: Progress | None = None
 ) -> TokenizedData:
-    """The tokens of files and folders; of a folder with token shards, those."""
+    """The tokens of files and folders; of a corpus or a folder with token shards, those."""
     quarantine = Quarantine()
     if is_tokenized(paths):
         return TokenizedData(open_shards(paths[0], tokenizer), quarantine)
+    if len(paths) == 1 and is_mixture(paths[0]):
+        return TokenizedData(open_mixture(paths[0], tokenizer), quarantine)
+    if len(paths) == 1 and is_corpus(paths[0]):
+        return TokenizedData(open_corpus(paths[0], tokenizer), quarantine)
     for path in paths:
-        if (path / HEAD_NAME).is_file():
-            raise UsageError(f"{path} has token shards, which cannot be mixed; give it alone")
+        if (path / HEAD_NAME).is_file() or is_corpus(path) or is_mixture(path):
+            raise UsageError(f"{path} has token shards; give it alone, or mix by `data mix`")
     files = data_files(paths)
     rows = read_rows(_counted(files, progress), quarantine)
     builder = _Builder(tokenizer, quarantine)

@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ridgeline.data.loading.order import SampleOrder
+from ridgeline.data.loading.order import WindowOrder
 from ridgeline.data.loading.packing import PackedBatch
 from ridgeline.hardware.detection import available_memory
 from ridgeline.ladder.measuring.time_ledger import TimeLedger
@@ -184,8 +184,8 @@ class LocalBench:
         if self.device != "cpu":
             torch.cuda.synchronize(self.device)
 
-    def _order(self, seed: int) -> SampleOrder:
-        return SampleOrder(self.subject.windows.num_windows, seed)
+    def _order(self, seed: int) -> WindowOrder:
+        return self.subject.windows.order(seed)
 
     def _steps(self, form: TrainForm) -> list[list[PackedBatch]]:
         """The same sequences for every form, cut into its micro-batches."""
@@ -199,7 +199,7 @@ class LocalBench:
             ]
         return self._batches[micro]
 
-    def _cut(self, order: SampleOrder, first: int, config: TrainConfig) -> list[PackedBatch]:
+    def _cut(self, order: WindowOrder, first: int, config: TrainConfig) -> list[PackedBatch]:
         micro = config.batch.micro
         assert micro is not None, "nothing is open"
         samples = order.samples(first, config.batch.size)

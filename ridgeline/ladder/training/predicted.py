@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable
 from functools import cache
 
-from ridgeline.data.loading.order import SampleOrder
 from ridgeline.hardware import Hardware
 from ridgeline.hardware.units import human
 from ridgeline.ladder.training.subject import TrainSubject
@@ -30,7 +29,7 @@ def step_seconds(subject: TrainSubject, hardware: Hardware, method: TrainingMeth
 
     @cache
     def documents(count: int, seed: int) -> tuple[int, ...]:
-        order = SampleOrder(subject.windows.num_windows, seed)
+        order = subject.windows.order(seed)
         return subject.windows.batch(order.samples(0, count)).lengths
 
     def seconds(config: TrainConfig) -> float | None:

@@ -15,9 +15,10 @@ import numpy as np
 from ridgeline.data import Tokenizer
 from ridgeline.data.calibration_text import default_text
 from ridgeline.data.loading.split import split_data
-from ridgeline.data.loading.store import TokenShard, TokenStore, token_dtype
+from ridgeline.data.loading.store import TokenShard, TokenStore
 from ridgeline.data.loading.tokenizing import read_tokens
 from ridgeline.data.loading.windows import TokenWindows
+from ridgeline.data.vocabulary import token_dtype
 from ridgeline.models.config import ModelConfig
 from ridgeline.models.shapes import check_one, describe_shape
 from ridgeline.progress import Progress

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from ridgeline.data.loading.order import SampleOrder
 from ridgeline.hardware import Hardware
 from ridgeline.hardware.clocks import Clocks
 from ridgeline.ladder.outcome import Figures, ReportedMemory, RungOutcome, Side, Speedup
@@ -103,7 +102,7 @@ def share_of_limit(job: TrainClimbJob, config: TrainConfig, step_s: float) -> fl
     is_frozen = config.lora.rank is not None
     used = Utilization(job.subject.model, job.hardware, config.precision, is_frozen=is_frozen)
     windows, count = job.subject.windows, config.batch.size
-    batch = windows.batch(SampleOrder(windows.num_windows, config.seed).samples(0, count))
+    batch = windows.batch(windows.order(config.seed).samples(0, count))
     shares = used.shares(used.flops([batch]), step_s)
     return shares["mfu_measured"] or shares["mfu"]
 

@@ -12,7 +12,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ridgeline.data.loading.order import SampleOrder
 from ridgeline.data.loading.packing import PackedBatch
 from ridgeline.hardware import Hardware
 from ridgeline.profiling.predicting.training_step import StepPrediction, predict_step
@@ -100,7 +99,7 @@ class RunSample:
         assert micro is not None, "the memory plan chose it"
         checkpoint, size = plan.saved.checkpoint, plan.config.batch.size
         self.begun = Counters() if checkpoint is None else read_state(checkpoint).counters
-        order = SampleOrder(windows.num_windows, plan.config.seed)
+        order = windows.order(plan.config.seed)
         self.num_sequences = size * -(-LEAST_SEQUENCES // size)
         self.batches: list[PackedBatch] = [
             windows.batch(order.samples(self.begun.sequences + start, micro))

@@ -1,0 +1,147 @@
+"""What a build will take, before anything runs: a few megabytes of the input go through every stage
+into a temporary folder, are timed, and stand for the rest.
+
+    plan(("crawl/*.jsonl.gz",), CorpusRecipe(), workers=2)["hours"]
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ridgeline.data.corpus.engines.local import ThisProcess
+from ridgeline.data.corpus.ledger.ledger import Ledger
+from ridgeline.data.corpus.ledger.task import CorpusTask, TaskNote
+from ridgeline.data.corpus.recipe import CorpusRecipe
+from ridgeline.data.corpus.report import stage_rates
+from ridgeline.data.corpus.resources import BUILDER_BYTES, WORKER_BYTES
+from ridgeline.data.corpus.shards import write_tokens
+from ridgeline.data.corpus.sources.packed import BrokenInput, packing_ratio
+from ridgeline.data.corpus.sources.read import file_state
+from ridgeline.data.corpus.stages.documents import documents
+from ridgeline.data.corpus.stages.language import is_identified
+from ridgeline.data.corpus.units.cutting import file_pieces
+from ridgeline.data.corpus.units.files import InputFile, input_files
+from ridgeline.data.corpus.units.unit import FilePiece, Unit
+from ridgeline.data.tokenizer import Tokenizer
+from ridgeline.errors import CorpusError
+from ridgeline.models.checkpoint import resolve_model
+
+SAMPLE_FILES = 8
+SAMPLE_BYTES = 1 << 20  # of each
+TAIL = 1.1  # units end at different times, and the last ones leave workers idle
+
+
+def plan(patterns: Sequence[str], recipe: CorpusRecipe, out: Path, workers: int) -> dict[str, Any]:
+    files = [file for file in input_files(patterns) if file.kind != "refused"]
+    if not files:
+        raise CorpusError("none of the files can be read; `data build` says why of each")
+    sizes = [file_state(file.name).num_bytes for file in files]
+    chosen = files[:: -(-len(files) // SAMPLE_FILES)]
+    ratio = _ratio(chosen, recipe)
+    num_bytes = round(sum(sizes) * ratio)
+    with TemporaryDirectory() as folder:
+        judged, tokens = _sample(Path(folder), chosen, recipe)
+    counts = judged.counts
+    read_bytes = max(1, counts["num_bytes"])
+    stages = stage_rates([judged], [tokens])
+    rate = read_bytes / max(1e-9, judged.cpu_s + tokens.cpu_s)  # of one core
+    bandwidth = _read_bandwidth(chosen)
+    needed = rate * workers / ratio
+    slowest = max(stages, key=lambda row: float(row["cpu_s"]))
+    seconds = num_bytes / (rate * workers) * TAIL
+    scale = num_bytes / read_bytes
+    return {
+        "files": len(files),
+        "units": max(1, -(-num_bytes // recipe.read.unit_bytes)),
+        "input_bytes": sum(sizes),
+        "text_bytes": num_bytes,
+        "workers": workers,
+        "memory_bytes": BUILDER_BYTES + workers * WORKER_BYTES,
+        "work_bytes": round(judged.num_bytes * scale),
+        "corpus_bytes": round(tokens.num_bytes * scale),
+        "free_bytes": shutil.disk_usage(_existing(out)).free,
+        "kept_share": counts["verdicts"].get("", 0) / max(1, sum(counts["verdicts"].values())),
+        "hours": seconds / 3600,
+        "mb_per_s": rate * workers / 1e6,
+        "read_mb_per_s": bandwidth / 1e6,
+        "read_share": needed / bandwidth,
+        "bound": "reading the input" if needed > bandwidth else f"{slowest['stage']}, on the cores",
+        "stages": stages,
+        "sample_bytes": read_bytes,
+    }
+
+
+def _ratio(files: Sequence[InputFile], recipe: CorpusRecipe) -> float:
+    """Unpacked bytes for each of the input's, the sample's mean."""
+    ratios = []
+    for file in files:
+        try:
+            ratios.append(
+                packing_ratio(file.name, file.packing, recipe.read.max_ratio, SAMPLE_BYTES)
+                if file.packing
+                else 1.0
+            )
+        except BrokenInput:
+            continue
+    return sum(ratios) / len(ratios) if ratios else 1.0
+
+
+def _sample(
+    folder: Path, files: Sequence[InputFile], recipe: CorpusRecipe
+) -> tuple[TaskNote, TaskNote]:
+    """Their first megabytes through the stages that every byte goes through."""
+    pieces = tuple(_beginning(file, recipe) for file in files)
+    ledger, engine = Ledger(folder), ThisProcess()
+    arguments = {
+        "unit": Unit(0, pieces),
+        "recipe": recipe,
+        "languages": is_identified(recipe.language),
+    }
+    for name in ("cold/documents", "documents/sample"):  # the first loads the language model
+        (judged,) = ledger.run(
+            name, [CorpusTask(name, documents, name, arguments=arguments)], engine
+        )
+    if not judged.counts["verdicts"].get(""):
+        raise CorpusError(
+            f"of a sample of {sum(judged.counts['verdicts'].values())} documents the recipe keeps "
+            "none; `data build` on some of them says why"
+        )
+    name = recipe.tokens.tokenizer
+    digest = Tokenizer.load(resolve_model(name)).digest
+    arguments = {"tokenizer": name, "digest": digest, "certify": recipe.tokens.certify}
+    for stage in ("cold/tokens", "tokens/sample"):  # the first loads the tokenizer
+        task = CorpusTask(stage, write_tokens, stage, ("documents/sample",), arguments)
+        (tokens,) = ledger.run(stage, [task], engine)
+    return judged, tokens
+
+
+def _beginning(file: InputFile, recipe: CorpusRecipe) -> FilePiece:
+    state = file_state(file.name)
+    if file.packing:  # cutting it would read it
+        return FilePiece(file.name, file.kind, file.packing, 0, SAMPLE_BYTES, SAMPLE_BYTES, state)
+    if file.kind == "warc":
+        return FilePiece(file.name, file.kind, "", 0, SAMPLE_BYTES, SAMPLE_BYTES, state)
+    first = file_pieces(file, state, recipe.read)[0]
+    if first.kind in ("parquet", "arrow"):
+        rows = max(1, (first.end - first.begin) * SAMPLE_BYTES // max(1, first.num_bytes))
+        return replace(first, end=min(first.end, first.begin + rows))
+    return replace(first, end=min(first.end, SAMPLE_BYTES))
+
+
+def _read_bandwidth(files: Sequence[InputFile]) -> float:
+    """Bytes a second, of the disk or of memory where the files are there already."""
+    num_bytes, start = 0, time.perf_counter()
+    for file in files:
+        with open(file.name, "rb") as handle:
+            num_bytes += len(handle.read(16 * SAMPLE_BYTES))
+    return max(1, num_bytes) / max(1e-9, time.perf_counter() - start)
+
+
+def _existing(path: Path) -> Path:
+    return next(each for each in (path, *path.resolve().parents) if each.exists())

@@ -1,0 +1,1 @@
+"""The input as units of work: which files, cut where."""

@@ -149,6 +149,15 @@ ROOMS = {
         "merge",
         "run",
     ],
+    "planning": [
+        "clusters",
+        "memory",
+        "training",
+        "serving",
+        "search",
+        "validating",
+        "output",
+    ],
     "bench": [
         "kernels",
         "engine",

@@ -89,10 +89,28 @@ class CountingStep(Step):
 
 
 class CountingTables(Tables):
-    """Nobody asks where keys and values are written."""
+    """Nobody asks where keys and values are written, or which page is whose."""
 
     def slots(self, stream: Stream, first: int, end: int) -> range:
         return range(0)
+
+    def extend(self, stream: Stream, end: int, step: Step) -> int:
+        """Where nothing is kept for others, pages are free or somebody's: taken all at once."""
+        wanted = -(-end // self.size) - len(stream.pages)
+        if self.reuse or stream.copy_source is not None:
+            return super().extend(stream, end, step)
+        if wanted > 0:
+            pages = self.cache.pool.take_some(wanted)
+            stream.pages += pages
+            if stream.promised:
+                self.promise(stream, max(0, stream.promised - len(pages)))
+        return min(len(stream.pages) * self.size, end)
+
+    def release(self, stream: Stream) -> None:
+        if self.reuse or stream.num_hit or stream.copy_source is not None or self.window:
+            return super().release(stream)
+        self.cache.pool.give_back_some(stream.pages)
+        self.promise(stream, 0)
 
 
 def count_decode(running: Running, step: Step) -> None:

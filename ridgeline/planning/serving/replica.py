@@ -80,6 +80,14 @@ class Replica:
             if not (self._jumps and self._jump(until)):
                 self._round()
 
+    def advance_to_end(self, until: float) -> float | None:
+        """Up to when a request ends, if one does before `until`; when that is."""
+        present = self.num_requests
+        while self.now < until and not self._is_idle and self.num_requests == present:
+            if not (self._jumps and self._jump(until)):
+                self._round()
+        return self.now if self.num_requests < present else None
+
     def _round(self) -> None:
         """As the engine's loop advances: plan and launch a step, wait for the one that is due."""
         step = self.scheduler.count(self.now)

@@ -12,7 +12,7 @@ With `scaling` replicas start and stop by the load, after the time that a start 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -99,11 +99,10 @@ class Fleet:
         if concurrency < 1:
             raise UsageError(f"the concurrency is {concurrency}; give at least 1")
         self._begin(workload)
-        coming = iter(range(len(workload.requests)))
-        for index in _first(coming, concurrency):
-            self._arrive(ask_of(workload, index, 0.0), 0.0)
-        for index in coming:
-            now = self._next_end()
+        now = 0.0
+        for index in range(len(workload.requests)):
+            while sum(replica.num_requests for replica in self.replicas) >= concurrency:
+                now = self._next_end()
             self._arrive(ask_of(workload, index, now), now)
         self._finish()
         return self.served
@@ -190,8 +189,3 @@ class Fleet:
     def _finish(self) -> None:
         for replica in self.replicas:
             replica.advance(math.inf)
-
-
-def _first(numbers: Iterator[int], count: int) -> Iterator[int]:
-    for _, number in zip(range(count), numbers, strict=False):
-        yield number

@@ -2,13 +2,15 @@
 dtype of pages, how many requests and tokens a step takes. Each is either an `Option`, replicas with
 what they are, or a `Rejection` with what it lacks and what would do.
 
-    options, rejections = options_of(config, cluster, workload, Recipe(), slo)
+    ways = Ways(config, cluster, workload, Recipe(), slo)
+    for edit in ways.edits(): option = ways.option(edit)
+    ways.rejections
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from statistics import median
 from typing import Any
@@ -20,17 +22,19 @@ from ridgeline.models import ModelConfig
 from ridgeline.planning.clusters.cluster import Cluster, GpuPool
 from ridgeline.planning.serving.served import ServiceLevel
 from ridgeline.planning.serving.setup import EngineSetup, engine_setup, for_workload
+from ridgeline.planning.serving.step_times import StepTimes
 from ridgeline.planning.serving.sustained import sustained
 from ridgeline.planning.serving.tunings import tuning_for
 from ridgeline.recipe import Recipe, edited_at_once
 
-BATCHES = (512, 128, 32)
-BUDGETS = (8192, 2048)
+BATCHES, BUDGETS = (128, 32), (2048, 512)  # beside what the engine takes by itself
+DEGREES = (1, 2, 4, 8, 16, 32, 64)
+Edit = Mapping[str, Any]  # of a recipe
 
 
 @dataclass(frozen=True)
 class Option:
-    """A fleet: for each pool of the cluster, how many replicas of which kind."""
+    """A fleet."""
 
     recipe: Recipe  # as a user would write it: what "auto" says is left to the engine
     setups: tuple[EngineSetup, ...]  # one a replica
@@ -42,12 +46,11 @@ class Option:
     @property
     def words(self) -> str:
         setup, recipe = self.setups[0], self.setups[0].recipe
-        scheme = recipe.scheme or recipe.dtype
         tensor = sorted({each.recipe.parallel.tensor for each in self.setups})
         return (
-            f"{scheme}, KV {recipe.kv.dtype}, TP {'+'.join(map(str, tensor))} x "
-            f"{len(self.setups)}, batch {setup.scheduler.max_batch}, "
-            f"{setup.scheduler.token_budget} a step"
+            f"{recipe.scheme or recipe.dtype}, KV {recipe.kv.dtype}, "
+            f"TP {'+'.join(map(str, tensor))} x {len(self.setups)}, "
+            f"batch {setup.scheduler.max_batch}, {setup.scheduler.token_budget} a step"
         )
 
 
@@ -55,119 +58,136 @@ class Option:
 class Rejection:
     words: str  # the option
     constraint: str  # that it does not meet
-    remedy: str  # the smallest change that was planned and fits, or what was found
+    remedy: str  # the smallest change that was planned again and does
+    excess: float = 0.0  # times what is allowed, where that is a time
 
     def to_json(self) -> dict[str, str]:
         return {"option": self.words, "constraint": self.constraint, "remedy": self.remedy}
 
 
-def options_of(
-    config: ModelConfig,
-    cluster: Cluster,
-    workload: Workload,
-    base: Recipe,
-    slo: ServiceLevel,
-) -> tuple[list[Option], list[Rejection]]:
+class Ways:
     """What `base` says itself is kept; what it leaves open is tried."""
-    options, rejections = [], []
-    recipe = for_workload(base, config, workload)
-    for edit in _edits(recipe, cluster):
-        for made in _on_cluster(config, cluster, edited_at_once(recipe, edit), edit):
-            reason = made if isinstance(made, Rejection) else _too_slow(made, workload, slo)
-            if reason is not None:
-                rejections.append(reason)
-            elif isinstance(made, Option):
-                options.append(made)
-    return options, rejections
 
+    def __init__(
+        self,
+        config: ModelConfig,
+        cluster: Cluster,
+        workload: Workload,
+        base: Recipe,
+        slo: ServiceLevel,
+    ) -> None:
+        self._config, self._pools, self._slo = config, cluster.pools, slo
+        self._recipe = for_workload(base, config, workload)
+        self._prompt = int(median(one.num_prompt_tokens for one in workload.requests))
+        self._hardware = [sustained(pool) for pool in cluster.pools]
+        self._times: dict[tuple[Any, ...], StepTimes] = {}
+        self.rejections: list[Rejection] = []
 
-def _edits(recipe: Recipe, cluster: Cluster) -> Iterator[dict[str, Any]]:
-    """Of a recipe's fields that were left open."""
-    has_fp8 = all(pool.rate("fp8") is not None for pool in cluster.pools)
-    schemes = [recipe.scheme] if recipe.scheme else [None, "fp8" if has_fp8 else "int8", "int4-g128"]
-    pages = [recipe.kv.dtype] if recipe.kv.dtype != "auto" else ["auto", "fp8" if has_fp8 else "int8"]
-    batches = [recipe.limits.max_batch] if recipe.limits.max_batch else list(BATCHES)
-    budgets = [recipe.limits.token_budget] if recipe.limits.token_budget else list(BUDGETS)
-    for scheme, kv, batch, budget in product(schemes, pages, batches, budgets):
-        yield {
-            "scheme": scheme,
-            "kv.dtype": kv,
-            "limits.max_batch": batch,
-            "limits.token_budget": max(batch, budget),
-        }
+    def edits(self) -> Iterator[dict[str, Any]]:
+        """Scheme, pages and ranks."""
+        recipe = self._recipe
+        has_fp8 = all(pool.rate("fp8") is not None for pool in self._pools)
+        eight_bit = "fp8" if has_fp8 else "int8"
+        schemes = [recipe.scheme] if recipe.scheme else [None, eight_bit, "int4-g128"]
+        dtypes = [recipe.kv.dtype] if recipe.kv.dtype != "auto" else ["auto", eight_bit]
+        for scheme, kv, tensor in product(schemes, dtypes, self._degrees(self._pools[0])):
+            yield {"scheme": scheme, "kv.dtype": kv, "parallel.tensor": tensor}
 
+    def limits(self) -> Iterator[dict[str, Any]]:
+        """Lower ones than the engine takes by itself, where none are given."""
+        given = self._recipe.limits
+        batches = (None,) if given.max_batch else (None, *BATCHES)
+        budgets = (None,) if given.token_budget else (None, *BUDGETS)
+        for batch, budget in product(batches, budgets):
+            edit = {}
+            if batch is not None:
+                edit["limits.max_batch"] = batch
+            if budget is not None:
+                edit["limits.token_budget"] = max(budget, batch or given.max_batch or 512)
+            if edit:
+                yield edit
 
-def _degrees(recipe: Recipe, pool: GpuPool) -> list[int]:
-    if recipe.parallel.tensor > 1:
-        return [recipe.parallel.tensor]
-    most = pool.domain
-    return [degree for degree in (1, 2, 4, 8, 16, 32, 64) if degree <= most]
-
-
-def _on_cluster(
-    config: ModelConfig, cluster: Cluster, recipe: Recipe, edit: Mapping[str, Any]
-) -> Iterator[Option | Rejection]:
-    """With each number of ranks; of several pools, all with the same, or the least that fits."""
-    pools = cluster.pools
-    for degree in _degrees(recipe, pools[0]):
+    def option(self, edit: Edit) -> Option | None:
+        """None for what is among the rejections from now on."""
+        recipe = edited_at_once(self._recipe, edit)
         setups: list[EngineSetup] = []
-        given = edited_at_once(recipe, {"parallel.tensor": degree})
-        for pool in pools:
-            made = _on_pool(config, pool, recipe, degree if pool is pools[0] else None)
-            if isinstance(made, str):
-                yield Rejection(f"{_in_words(edit)}, TP {degree}", *_split(made))
-                break
-            setups += made
-        else:
-            yield Option(given, tuple(setups))
+        for index in range(len(self._pools)):
+            try:
+                setups += self._on_pool(index, recipe)
+            except (OutOfMemoryError, UnsupportedError, UsageError) as error:
+                constraint, _, remedy = str(error).partition("; ")
+                self.rejections.append(Rejection(_in_words(recipe), constraint, remedy))
+                return None
+        option = Option(recipe, tuple(setups))
+        slow = self._too_slow(option)
+        if slow is not None:
+            self.rejections.append(slow)
+            return None
+        return option
 
+    def _degrees(self, pool: GpuPool) -> list[int]:
+        given = self._recipe.parallel.tensor
+        return [given] if given > 1 else [degree for degree in DEGREES if degree <= pool.domain]
 
-def _on_pool(
-    config: ModelConfig, pool: GpuPool, recipe: Recipe, degree: int | None
-) -> list[EngineSetup] | str:
-    """A replica for as many GPUs as there are; or why there can be none."""
-    hardware = sustained(pool)
-    why = ""
-    for tensor in [degree] if degree is not None else _degrees(recipe, pool):
-        tried = edited_at_once(recipe, {"parallel.tensor": tensor})
-        try:
-            setup = engine_setup(config, tried, hardware, tuning_for(pool.gpu.name))
-            check_supported(setup.recipe, "cuda:0")
-        except (OutOfMemoryError, UnsupportedError, UsageError) as error:
-            why = str(error)
-            continue
-        count = pool.num_gpus // tensor
-        if count:
-            return [setup] * count
-        why = f"a replica takes {tensor} GPUs, and there are {pool.num_gpus}; give {tensor}"
-    return why
+    def _on_pool(self, index: int, recipe: Recipe) -> list[EngineSetup]:
+        """As many replicas as there are GPUs for. On other pools than the first with as many ranks
+        as there, or the fewest more that fit.
+        """
+        pool, wanted = self._pools[index], recipe.parallel.tensor
+        degrees = [wanted]
+        if index:
+            degrees += [degree for degree in self._degrees(pool) if degree > wanted]
+        for degree in degrees:
+            try:
+                setup = self._setup(index, edited_at_once(recipe, {"parallel.tensor": degree}))
+            except OutOfMemoryError:
+                if degree == degrees[-1]:
+                    raise
+                continue
+            break
+        count = pool.num_gpus // setup.num_gpus
+        if not count:
+            raise UsageError(
+                f"a replica takes {setup.num_gpus} GPUs, and there are {pool.num_gpus}; "
+                f"give {setup.num_gpus}"
+            )
+        return [setup] * count
 
-
-def _too_slow(option: Option, workload: Workload, slo: ServiceLevel) -> Rejection | None:
-    """Where the shortest of times is too long already: one request alone."""
-    prompt = int(median(request.num_prompt_tokens for request in workload.requests))
-    best_ttft = min(_alone_s(setup, prompt) for setup in option.setups)
-    if slo.ttft_s is not None and best_ttft > slo.ttft_s:
-        return Rejection(
-            option.words,
-            f"TTFT: a prompt of {prompt} tokens alone takes {1e3 * best_ttft:.0f} ms, and "
-            f"{1e3 * slo.ttft_s:.0f} are allowed",
-            "more ranks a replica, or a smaller scheme",
+    def _setup(self, index: int, recipe: Recipe) -> EngineSetup:
+        """Setups that differ in their limits alone share what steps take."""
+        hardware, gpu = self._hardware[index], self._pools[index].gpu.name
+        key = (index, recipe.scheme, recipe.kv.dtype, recipe.parallel.tensor)
+        setup = engine_setup(
+            self._config, recipe, hardware, tuning_for(gpu), times=self._times.get(key)
         )
-    keys = [prompt] * len(option.setups[0].times.windows)
-    best_tpot = min(setup.times.seconds(1, 1, keys, 0) for setup in option.setups)
-    if slo.tpot_s is not None and best_tpot > slo.tpot_s:
-        return Rejection(
-            option.words,
-            f"TPOT: a request alone takes {1e3 * best_tpot:.1f} ms a token, and "
-            f"{1e3 * slo.tpot_s:.1f} are allowed",
-            "more ranks a replica, or a smaller scheme",
-        )
-    return None
+        check_supported(replace(setup.recipe, scheme=None, head="plain"), hardware.device)
+        self._times[key] = setup.times
+        return setup
+
+    def _too_slow(self, option: Option) -> Rejection | None:
+        """Where the shortest of times is too long already: one request alone."""
+        slo, remedy = self._slo, "more ranks a replica, or a smaller scheme"
+        if slo.ttft_s is not None:
+            ttft_s = min(alone_s(setup, self._prompt) for setup in option.setups)
+            if ttft_s > slo.ttft_s:
+                why = (
+                    f"TTFT: a prompt of {self._prompt} tokens alone takes {1e3 * ttft_s:.0f} ms, "
+                    f"and {1e3 * slo.ttft_s:.0f} are allowed"
+                )
+                return Rejection(option.words, why, remedy, ttft_s / slo.ttft_s)
+        if slo.tpot_s is not None:
+            tpot_s = min(_token_s(setup, self._prompt) for setup in option.setups)
+            if tpot_s > slo.tpot_s:
+                why = (
+                    f"TPOT: a request alone takes {1e3 * tpot_s:.2g} ms a token, and "
+                    f"{1e3 * slo.tpot_s:g} are allowed"
+                )
+                return Rejection(option.words, why, remedy, tpot_s / slo.tpot_s)
+        return None
 
 
-def _alone_s(setup: EngineSetup, prompt: int) -> float:
-    """Of a prompt in as many steps as its tokens take."""
+def alone_s(setup: EngineSetup, prompt: int) -> float:
+    """Until the first token of a prompt, in as many steps as its tokens take."""
     seconds, past = setup.times.tuning.request_s, 0
     zero = [0] * len(setup.times.windows)
     while past < prompt:
@@ -177,14 +197,10 @@ def _alone_s(setup: EngineSetup, prompt: int) -> float:
     return seconds
 
 
-def _in_words(edit: Mapping[str, Any]) -> str:
-    return (
-        f"{edit['scheme'] or 'bf16'}, KV {edit['kv.dtype']}, batch {edit['limits.max_batch']}, "
-        f"{edit['limits.token_budget']} a step"
-    )
+def _token_s(setup: EngineSetup, context: int) -> float:
+    return setup.times.seconds(1, 1, [context] * len(setup.times.windows), 0)
 
 
-def _split(message: str) -> tuple[str, str]:
-    """What is wrong, and what to do about it."""
-    constraint, _, remedy = message.partition("; ")
-    return constraint, remedy
+def _in_words(recipe: Recipe) -> str:
+    pages = "bf16" if recipe.kv.dtype == "auto" else recipe.kv.dtype
+    return f"{recipe.scheme or 'bf16'}, KV {pages}, TP {recipe.parallel.tensor}"

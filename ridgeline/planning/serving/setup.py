@@ -58,29 +58,23 @@ def engine_setup(
     hardware: Hardware,
     tuning: Tuning | None = None,
     free_bytes: int | None = None,
+    times: StepTimes | None = None,
 ) -> EngineSetup:
     """OutOfMemoryError with a remedy where the model does not fit, UsageError where it cannot be
-    spread so.
+    spread so. `times` are those of another setup that differs in its limits alone.
     """
     check_degree(config, recipe.parallel.tensor, recipe.parallel.expert)
     filled = with_auto(recipe, config, torch.bfloat16, hardware.device)
     memory = plan_memory(config, filled, free_bytes or usual_free_bytes(hardware))
-    state = RunState(
-        config,
-        filled,
-        "engine",
-        hardware,
-        planned_bytes_per_weight(config, filled),
-        kv_bytes(config, filled),
-    )
-    return EngineSetup(
-        config,
-        filled,
-        hardware,
-        memory,
-        scheduler_config([config], filled, memory.num_pages),
-        StepTimes.of(state, tuning),
-    )
+    scheduler = scheduler_config([config], filled, memory.num_pages)
+    known = times or StepTimes.of(run_state(config, filled, hardware), tuning)
+    return EngineSetup(config, filled, hardware, memory, scheduler, known)
+
+
+def run_state(config: ModelConfig, filled: Recipe, hardware: Hardware) -> RunState:
+    """What the model of a step looks at."""
+    weight, kv = planned_bytes_per_weight(config, filled), kv_bytes(config, filled)
+    return RunState(config, filled, "engine", hardware, weight, kv)
 
 
 def usual_free_bytes(hardware: Hardware) -> int:

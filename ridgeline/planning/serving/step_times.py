@@ -113,6 +113,8 @@ class StepTimes:
         share = {window: count / state.config.num_layers for window, count in layers.items()}
         self._key_s = [per_key * share[window] for window in self.windows]
         self._bases: dict[tuple[int, int], BaseTime] = {}
+        self._reading_s = self._parts(1, 0).matrices_s
+        self._token_s = self._parts(MANY_TOKENS, 0).matrices_s / MANY_TOKENS
         self._busy, self._launches = LazyCurve(self._busy_s), LazyCurve(self._launch_s)
         self._heads = LazyCurve(self._head_s)
         self._host_s = self._parts(1, 1).host_s + tuning.step_s
@@ -159,9 +161,8 @@ class StepTimes:
         either: as the two sides of a right angle do. cuBLAS in bf16 on the H200 (2026-11-15) reads
         at 81, 77 and 57% of the bandwidth with 64, 128 and 256 rows; by this it is 94, 80 and 56.
         """
-        reading = self._parts(1, 0).matrices_s
-        multiplying = self._parts(MANY_TOKENS, 0).matrices_s * tokens / MANY_TOKENS
-        return max(self._parts(tokens, 0).matrices_s, hypot(reading, multiplying))
+        ridge = hypot(self._reading_s, self._token_s * tokens)
+        return max(self._parts(tokens, 0).matrices_s, ridge)
 
     def _launch_s(self, tokens: int) -> float:
         return self._parts(tokens, 1).launch_s if self._state.on_gpu else 0.0

@@ -3,8 +3,8 @@ says of a step only how much is in it. Nothing is computed, so no token, slot or
 a device.
 
 Most rounds of planning and receiving only give each running stream its next token. `num_quiet` says
-how many such are ahead, and `take_quiet` takes them at once. Afterwards all is as it would be behind
-so many rounds, but for which page of the pool is whose.
+how many such are ahead, and `take_quiet` takes them at once. Afterwards all is as it would be
+behind so many rounds, but for which page of the pool is whose.
 
     scheduler = CountingScheduler(config)
     scheduler.submit(ask)
@@ -108,9 +108,10 @@ class CountingTables(Tables):
 
     def release(self, stream: Stream) -> None:
         if self.reuse or stream.num_hit or stream.copy_source is not None or self.window:
-            return super().release(stream)
-        self.cache.pool.give_back_some(stream.pages)
-        self.promise(stream, 0)
+            super().release(stream)
+        else:
+            self.cache.pool.give_back_some(stream.pages)
+            self.promise(stream, 0)
 
 
 def count_decode(running: Running, step: Step) -> None:

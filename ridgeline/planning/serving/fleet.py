@@ -1,9 +1,9 @@
-"""Many replicas and the traffic between them: requests arrive, the engine's own router (or a simpler
-policy) chooses, replicas are brought up to each arrival's time and no further.
+"""Many replicas and the traffic between them: requests arrive, the engine's own router (or a
+simpler policy) chooses, replicas are brought up to each arrival's time and no further.
 
     fleet = Fleet([setup] * 4, policy="prefix")
-    served = fleet.run(workload)
-    served.report(slo).goodput
+    log = fleet.run(workload)
+    log.report(slo).goodput
 
 Requests come by their own clock (`run`), or as many at a time as there are clients (`run_closed`).
 With `scaling` replicas start and stop by the load, after the time that a start takes.
@@ -21,8 +21,8 @@ from ridgeline.engine.scheduling.routing import Router, choose
 from ridgeline.engine.scheduling.state import Ask, Stats
 from ridgeline.errors import UsageError
 from ridgeline.planning.serving.asks import ask_of
-from ridgeline.planning.serving.replica import Replica
-from ridgeline.planning.serving.served import Served
+from ridgeline.planning.serving.replica import SimulatedReplica
+from ridgeline.planning.serving.served import RequestLog
 from ridgeline.planning.serving.setup import EngineSetup
 
 Policy = Literal["prefix", "least-loaded", "round-robin"]
@@ -42,7 +42,9 @@ class Scaling:
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most:
-            raise UsageError(f"replicas go from {self.least} to {self.most}; give 1 <= least <= most")
+            raise UsageError(
+                f"replicas go from {self.least} to {self.most}; give 1 <= least <= most"
+            )
         if not 0 <= self.low < self.high or self.start_s < 0:
             raise UsageError(
                 f"replicas are added above {self.high} requests and taken below {self.low}, "
@@ -63,11 +65,11 @@ class Fleet:
             raise UsageError("a fleet has no replicas; give at least one")
         self._policy, self._jumps, self._scaling = policy, jumps, scaling
         self._setups = list(setups)
-        self.replicas: list[Replica] = []
+        self.replicas: list[SimulatedReplica] = []
         self._ready: list[float] = []  # when each can be sent requests
         self._retired: list[float | None] = []  # since when it is sent no more
         self._num_sent = 0
-        self.served = Served(setups[0].times.tuning.request_s)
+        self.log = RequestLog(setups[0].times.tuning.request_s)
 
     @property
     def stats(self) -> list[Stats]:
@@ -85,16 +87,16 @@ class Fleet:
             for since, until in zip(began, self._retired, strict=True)
         )
 
-    def run(self, workload: Workload) -> Served:
+    def run(self, workload: Workload) -> RequestLog:
         """Every request at its time."""
         self._begin(workload)
         for index in range(len(workload.requests)):
             ask = ask_of(workload, index)
             self._arrive(ask, ask.arrival)
         self._finish()
-        return self.served
+        return self.log
 
-    def run_closed(self, workload: Workload, concurrency: int) -> Served:
+    def run_closed(self, workload: Workload, concurrency: int) -> RequestLog:
         """As many clients, each of which sends a request when its last one has been answered."""
         if concurrency < 1:
             raise UsageError(f"the concurrency is {concurrency}; give at least 1")
@@ -105,7 +107,7 @@ class Fleet:
                 now = self._next_end()
             self._arrive(ask_of(workload, index, now), now)
         self._finish()
-        return self.served
+        return self.log
 
     def _begin(self, workload: Workload) -> None:
         """Prompts that never begin alike find nothing in a prefix cache: without one the times are
@@ -123,10 +125,10 @@ class Fleet:
         if not self._keeps:
             config = replace(config, prefix_cache=False)
         self.replicas.append(
-            Replica(
+            SimulatedReplica(
                 config,
                 setup.times,
-                self.served,
+                self.log,
                 overlap=bool(setup.recipe.overlap),
                 jumps=self._jumps,
                 since=ready,
@@ -140,7 +142,7 @@ class Fleet:
         for replica in self.replicas:
             replica.advance(now)
         self._scale(now)
-        self.served.note_arrival(ask.request_id, now, ask.max_tokens)
+        self.log.note_arrival(ask.request_id, now, ask.max_tokens)
         self.replicas[self._route(ask, now)].submit(ask, now)
 
     def _route(self, ask: Ask, now: float) -> int:

@@ -1,5 +1,5 @@
 """The ways to serve a model on a cluster: how many ranks a replica has, the scheme of weights, the
-dtype of pages, how many requests and tokens a step takes. Each is either an `Option`, replicas with
+dtype of pages, how many requests and tokens a step takes. Each is a `ServingOption`, replicas with
 what they are, or a `Rejection` with what it lacks and what would do.
 
     ways = Ways(config, cluster, workload, Recipe(), slo)
@@ -22,7 +22,7 @@ from ridgeline.models import ModelConfig
 from ridgeline.planning.clusters.cluster import Cluster, GpuPool
 from ridgeline.planning.serving.served import ServiceLevel
 from ridgeline.planning.serving.setup import EngineSetup, engine_setup, for_workload
-from ridgeline.planning.serving.step_times import StepTimes
+from ridgeline.planning.serving.step_times import PredictedTimes
 from ridgeline.planning.serving.sustained import sustained
 from ridgeline.planning.serving.tunings import tuning_for
 from ridgeline.recipe import Recipe, edited_at_once
@@ -33,7 +33,7 @@ Edit = Mapping[str, Any]  # of a recipe
 
 
 @dataclass(frozen=True)
-class Option:
+class ServingOption:
     """A fleet."""
 
     recipe: Recipe  # as a user would write it: what "auto" says is left to the engine
@@ -80,7 +80,7 @@ class Ways:
         self._recipe = for_workload(base, config, workload)
         self._prompt = int(median(one.num_prompt_tokens for one in workload.requests))
         self._hardware = [sustained(pool) for pool in cluster.pools]
-        self._times: dict[tuple[Any, ...], StepTimes] = {}
+        self._times: dict[tuple[Any, ...], PredictedTimes] = {}
         self.rejections: list[Rejection] = []
 
     def edits(self) -> Iterator[dict[str, Any]]:
@@ -88,8 +88,8 @@ class Ways:
         recipe = self._recipe
         has_fp8 = all(pool.rate("fp8") is not None for pool in self._pools)
         eight_bit = "fp8" if has_fp8 else "int8"
-        schemes = [recipe.scheme] if recipe.scheme else [None, eight_bit, "int4-g128"]
-        dtypes = [recipe.kv.dtype] if recipe.kv.dtype != "auto" else ["auto", eight_bit]
+        schemes = [recipe.scheme] if recipe.scheme else [eight_bit, None, "int4-g128"]
+        dtypes = [recipe.kv.dtype] if recipe.kv.dtype != "auto" else [eight_bit, "auto"]
         for scheme, kv, tensor in product(schemes, dtypes, self._degrees(self._pools[0])):
             yield {"scheme": scheme, "kv.dtype": kv, "parallel.tensor": tensor}
 
@@ -107,7 +107,7 @@ class Ways:
             if edit:
                 yield edit
 
-    def option(self, edit: Edit) -> Option | None:
+    def option(self, edit: Edit) -> ServingOption | None:
         """None for what is among the rejections from now on."""
         recipe = edited_at_once(self._recipe, edit)
         setups: list[EngineSetup] = []
@@ -118,7 +118,7 @@ class Ways:
                 constraint, _, remedy = str(error).partition("; ")
                 self.rejections.append(Rejection(_in_words(recipe), constraint, remedy))
                 return None
-        option = Option(recipe, tuple(setups))
+        option = ServingOption(recipe, tuple(setups))
         slow = self._too_slow(option)
         if slow is not None:
             self.rejections.append(slow)
@@ -164,7 +164,7 @@ class Ways:
         self._times[key] = setup.times
         return setup
 
-    def _too_slow(self, option: Option) -> Rejection | None:
+    def _too_slow(self, option: ServingOption) -> Rejection | None:
         """Where the shortest of times is too long already: one request alone."""
         slo, remedy = self._slo, "more ranks a replica, or a smaller scheme"
         if slo.ttft_s is not None:

@@ -1,12 +1,12 @@
-"""One engine, simulated: the real scheduler plans each step, `StepTimes` says what it takes, and the
-tokens come back when it is over. Nothing is computed.
+"""One engine, simulated: the real scheduler plans each step, `PredictedTimes` says what it takes,
+and the tokens come back when it is over. Nothing is computed.
 
 The order of things is the engine's loop (engine/local/loop.py): plan, launch, wait for the oldest
 step. With `overlap` a step is planned while the one before it is on the device. Between an arrival,
-a stream's end and a shortage of pages running requests only grow; with `jumps` such rounds are taken
-at once, to the same times, bit by bit.
+a stream's end and a shortage of pages running requests only grow; with `jumps` such rounds are
+taken at once, to the same times, bit by bit.
 
-    replica = Replica(config, times, Served())
+    replica = SimulatedReplica(config, times, RequestLog())
     replica.submit(ask, now=0.0)
     replica.advance(until=math.inf)
 """
@@ -22,8 +22,8 @@ from typing import NamedTuple
 from ridgeline.engine.scheduling.counting import CountedStep, CountingScheduler
 from ridgeline.engine.scheduling.scheduler import MAX_STEPS_OUT, SchedulerConfig
 from ridgeline.engine.scheduling.state import Ask, Stats
-from ridgeline.planning.serving.served import Served
-from ridgeline.planning.serving.step_times import StepTimes
+from ridgeline.planning.serving.served import RequestLog
+from ridgeline.planning.serving.step_times import PredictedTimes
 
 MOST_ROUNDS = 1 << 20  # taken at once
 
@@ -36,12 +36,12 @@ class OutStep(NamedTuple):
     prompts_ended: list[Hashable]  # requests that have their first token with it
 
 
-class Replica:
+class SimulatedReplica:
     def __init__(
         self,
         config: SchedulerConfig,
-        times: StepTimes,
-        served: Served,
+        times: PredictedTimes,
+        log: RequestLog,
         *,
         overlap: bool = True,
         jumps: bool = True,
@@ -51,7 +51,7 @@ class Replica:
         self.now = since  # of its host: when it plans next
         self.num_requests = 0  # there, and not ended
         self.busy_s = 0.0  # its device
-        self._times, self._served, self._jumps = times, served, jumps
+        self._times, self._log, self._jumps = times, log, jumps
         self._depth = MAX_STEPS_OUT if overlap else 1
         self._out: deque[OutStep] = deque()
         self._device_free = since
@@ -118,14 +118,14 @@ class Replica:
         self.now = max(self.now, out.end)
         has_ended = self.scheduler.bring(out.step_id)
         for request_id in out.prompts_ended:
-            self._served.note_first(request_id, self.now)
+            self._log.note_first(request_id, self.now)
         if has_ended:
             self._note_ended()
 
     def _note_ended(self) -> None:
         for end in self.scheduler.take_ended():
             self.num_requests -= 1
-            self._served.note_end(end, self.now)
+            self._log.note_end(end, self.now)
 
     def _jump(self, until: float) -> bool:
         """Quiet rounds, all that begin before `until`. Whether there were any."""

@@ -1,8 +1,8 @@
 """The search: every option is simulated on the workload's own traffic, the best ones under more and
 less of it, until it is known how much each can take and what it gives each user then.
 
-    found = search(config, cluster, workload, Recipe(), ServiceLevel(0.5, 0.04))
-    found.best.option.words, found.best.load, found.frontier, found.rejections
+    result = search(config, cluster, workload, Recipe(), ServiceLevel(0.5, 0.04))
+    result.best.option.words, result.best.load, result.frontier, result.rejections
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from ridgeline.errors import OutOfMemoryError, UsageError
 from ridgeline.models import ModelConfig
 from ridgeline.planning.clusters.cluster import Cluster
 from ridgeline.planning.serving.fleet import Fleet, Policy
-from ridgeline.planning.serving.options import Option, Rejection, Ways
+from ridgeline.planning.serving.options import Rejection, ServingOption, Ways
 from ridgeline.planning.serving.served import RunReport, ServiceLevel
+from ridgeline.progress import Progress, WholeRun
 from ridgeline.recipe import Recipe, dotted_values
 
 GOOD = 0.9  # share of requests that keep the service level, where a load counts as carried
-NUM_COMPARED = 256  # requests of the workload, that all options are compared on
+NUM_COMPARED = 400  # requests of the workload, that all options are compared on
 NUM_FINALISTS = 3  # options that are tried with other limits, and then under all loads
-MOST_REQUESTS = 3000  # of the workload, that a curve is drawn with
+MOST_REQUESTS = 1500  # of the workload, that a curve is drawn with
 MOST_LOAD = 1024.0  # times the workload's rate
 REFINEMENTS = 2  # of the load between the last one carried and the first that is not
 CURVE = (0.25, 0.5, 0.75, 1.0, 1.25)  # of the most that is carried
 
 
 @dataclass(frozen=True)
-class Point:
+class LoadPoint:
     """What an option gives under one load."""
 
-    option: Option
+    option: ServingOption
     load: float  # times the workload's rate
     report: RunReport
     place: int = 0  # of the option among the leaders
@@ -63,11 +64,11 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Found:
-    best: Point  # at the workload's own load
-    most: Point  # the best option under the most load that it carries
-    points: tuple[Point, ...]  # of all finalists under all loads that were tried
-    frontier: tuple[Point, ...]  # of those, what no other beats in both rates
+class ServingAnswer:
+    best: LoadPoint  # at the workload's own load
+    most: LoadPoint  # the best option under the most load that it carries
+    points: tuple[LoadPoint, ...]  # of all finalists under all loads that were tried
+    frontier: tuple[LoadPoint, ...]  # of those, what no other beats in both rates
     rejections: tuple[Rejection, ...]
     num_options: int
 
@@ -84,19 +85,24 @@ def search(
     base: Recipe,
     slo: ServiceLevel,
     policy: Policy = "prefix",
-) -> Found:
+    progress: Progress | None = None,
+) -> ServingAnswer:
     """OutOfMemoryError where the model fits nowhere; UsageError where no request alone is quick
     enough, with how close it comes.
     """
     ways = Ways(config, cluster, workload, base, slo)
     tried = _Tried(workload.first(min(len(workload.requests), NUM_COMPARED)), slo, policy)
-    for edit in ways.edits():
+    tell = progress or WholeRun()
+    edits = list(ways.edits())
+    for number, edit in enumerate(edits):
+        tell("options", number, len(edits))
         tried.add(ways.option(edit))
     if not tried.capacities:
         raise _nothing(ways.rejections, cluster, slo)
-    for edit in [leader.edit for leader in tried.leaders()]:
-        for limits in ways.limits():
-            tried.add(ways.option({**edit, **limits}))
+    edits = [{**leader.edit, **limits} for leader in tried.leaders() for limits in ways.limits()]
+    for number, edit in enumerate(edits):
+        tell("limits", number, len(edits))
+        tried.add(ways.option(edit))
     leaders = tried.leaders()
     whole = workload.first(min(len(workload.requests), MOST_REQUESTS))
     points = [
@@ -108,7 +114,7 @@ def search(
     carried = [point for point in points if point.option is best.option and point.is_carried]
     most = max(carried, key=lambda point: point.load, default=best)
     lost = [_less(each, leaders[0]) for each in tried.capacities if each not in leaders]
-    return Found(
+    return ServingAnswer(
         best,
         most,
         tuple(points),
@@ -118,11 +124,11 @@ def search(
     )
 
 
-def frontier(points: Sequence[Point]) -> list[Point]:
+def frontier(points: Sequence[LoadPoint]) -> list[LoadPoint]:
     """Those that no other beats in tokens/s a GPU and in tokens/s a user, by the former; each load
     is carried.
     """
-    kept: list[Point] = []
+    kept: list[LoadPoint] = []
     carried = [point for point in points if point.is_carried]
     for point in sorted(carried, key=lambda p: (-p.tokens_per_gpu, -p.tokens_per_user)):
         if not kept or point.tokens_per_user > kept[-1].tokens_per_user:
@@ -133,9 +139,9 @@ def frontier(points: Sequence[Point]) -> list[Point]:
 class _Capacity(NamedTuple):
     """How much of the compared traffic an option carries."""
 
-    option: Option
-    load: float  # times the workload's rate; at most what was tried
-    report: RunReport  # at that load, or at the workload's own where it does not carry that
+    option: ServingOption
+    load: float  # times the workload's rate; 0: it does not carry what an earlier option did
+    report: RunReport  # at that load, or at the one it does not carry
 
     @property
     def edit(self) -> dict[str, Any]:
@@ -160,7 +166,7 @@ class _Tried:
         self._words: set[str] = set()
         self.capacities: list[_Capacity] = []
 
-    def add(self, option: Option | None) -> None:
+    def add(self, option: ServingOption | None) -> None:
         if option is None or option.words in self._words:
             return
         self._words.add(option.words)
@@ -169,18 +175,19 @@ class _Tried:
     def leaders(self) -> list[_Capacity]:
         return sorted(self.capacities, key=lambda each: each.rank, reverse=True)[:NUM_FINALISTS]
 
-    def _capacity(self, option: Option) -> _Capacity:
-        """Doubling the load while it is carried, then halving what lies between. Without a service
-        level, or where all come at once, it is the throughput of all at once.
+    def _capacity(self, option: ServingOption) -> _Capacity:
+        """First under the most load that any option before it carried: one that does not carry this
+        is out, by one run. Then doubling while it is carried, and halving what lies between.
+        Without a service level, or where all come at once, it is the throughput of all at once.
         """
         sample = self._sample
         if self._slo == ServiceLevel() or sample.duration_s == 0:
             report = _run(option, sample.at_once(), self._slo, self._policy)
             return _Capacity(option, round(report.output_tokens_per_s, 1), report)
-        first = known = self._at(option, 1.0)
-        if not is_carried(first):
-            return _Capacity(option, 0.0, first)
-        carried = 1.0
+        carried = max([1.0, *(each.load for each in self.capacities)])
+        known = self._at(option, carried)
+        if not is_carried(known):
+            return _Capacity(option, 0.0, known)
         while carried < MOST_LOAD and is_carried(report := self._at(option, 2 * carried)):
             carried, known = 2 * carried, report
         low, high = carried, 2 * carried
@@ -192,7 +199,7 @@ class _Tried:
                 high = middle
         return _Capacity(option, low, known)
 
-    def _at(self, option: Option, load: float) -> RunReport:
+    def _at(self, option: ServingOption, load: float) -> RunReport:
         return _run(option, self._sample.sped_up(load), self._slo, self._policy)
 
 
@@ -200,36 +207,40 @@ def is_carried(report: RunReport) -> bool:
     return report.goodput is None or report.goodput >= GOOD
 
 
-def _rank(point: Point) -> tuple[float, float, float]:
+def _rank(point: LoadPoint) -> tuple[float, float, float]:
     """Whether requests keep the service level; then the option's place among the leaders."""
     good = 1.0 if point.is_carried else point.report.goodput or 0.0
     return round(good, 3), -point.place, point.tokens_per_gpu
 
 
-def _run(option: Option, workload: Workload, slo: ServiceLevel, policy: Policy) -> RunReport:
+def _run(option: ServingOption, workload: Workload, slo: ServiceLevel, policy: Policy) -> RunReport:
     return Fleet(option.setups, policy=policy).run(workload).report(slo)
 
 
 def _curve(
     leader: _Capacity, place: int, workload: Workload, slo: ServiceLevel, policy: Policy
-) -> list[Point]:
+) -> list[LoadPoint]:
     """Under the workload's own load, and parts of the most that it is thought to carry."""
     loads = {1.0}
     if workload.duration_s > 0 and slo != ServiceLevel():
         loads |= {round(max(leader.load, 1.0) * share, 4) for share in CURVE}
-    return [
-        Point(leader.option, load, _run(leader.option, workload.sped_up(load), slo, policy), place)
-        for load in sorted(loads)
-    ]
+    option, points = leader.option, []
+    for load in sorted(loads):
+        report = _run(option, workload.sped_up(load), slo, policy)
+        points.append(LoadPoint(option, load, report, place))
+    return points
 
 
 def _less(each: _Capacity, best: _Capacity) -> Rejection:
     report = each.report
     if not is_carried(report):
-        why = f"{report.goodput:.0%} of requests keep the service level"
-        return Rejection(each.option.words, why, "give it less traffic")
-    why = f"carries {each.load:g} where the first carries {best.load:g}"
-    return Rejection(each.option.words, why, "")
+        why = (
+            f"TTFT p90 {1e3 * report.ttft.p90:.0f} ms and TPOT p90 {1e3 * report.tpot.p90:.1f} ms "
+            f"at {report.requests_per_s:.1f} requests/s; {report.goodput:.0%} keep the level"
+        )
+        return Rejection(each.option.words, why, f"{best.option.words} carries more")
+    why = f"carries {each.load:g} times the traffic, and the first {best.load:g}"
+    return Rejection(each.option.words, why, f"{best.option.words} carries more")
 
 
 def _nothing(rejections: Sequence[Rejection], cluster: Cluster, slo: ServiceLevel) -> Exception:

@@ -1,7 +1,7 @@
 """What became of simulated requests: when each had its first token and its last, and what that
 makes of a run: times to first token, times per output token, throughput, goodput.
 
-    served = Served(); …
+    log = RequestLog(); …
     run = served.report(slo=ServiceLevel(ttft_s=0.5, tpot_s=0.04))
     run.ttft.p99, run.tpot.mean, run.output_tokens_per_s, run.goodput
 """
@@ -29,12 +29,12 @@ class ServiceLevel:
             if value is not None and not 0 < value < float("inf"):
                 raise UsageError(f"the bound on {label} is {value} s; give a positive time")
 
-    def keeps(self, times: RequestTimes) -> bool:
+    def keeps(self, times: AnsweredRequest) -> bool:
         late = self.ttft_s is not None and times.ttft_s > self.ttft_s
         return not late and (self.tpot_s is None or times.tpot_s <= self.tpot_s)
 
 
-class RequestTimes(NamedTuple):
+class AnsweredRequest(NamedTuple):
     """Of one request that was answered."""
 
     arrival: float
@@ -91,14 +91,14 @@ class _Coming(NamedTuple):
     num_output_tokens: int
 
 
-class Served:
+class RequestLog:
     """`request_s` is what passes before a request reaches a scheduler and behind its tokens."""
 
     def __init__(self, request_s: float = 0.0) -> None:
         self._request_s = request_s
         self._coming: dict[Hashable, _Coming] = {}
         self._first: dict[Hashable, float] = {}
-        self.times: dict[Hashable, RequestTimes] = {}  # of those answered
+        self.times: dict[Hashable, AnsweredRequest] = {}  # of those answered
         self.refused: dict[Hashable, str] = {}  # why
 
     def note_arrival(self, request_id: Hashable, arrival: float, num_output_tokens: int) -> None:
@@ -114,7 +114,7 @@ class Served:
             self.refused[end.request_id] = end.reason
             return
         first = self._first.pop(end.request_id)
-        self.times[end.request_id] = RequestTimes(
+        self.times[end.request_id] = AnsweredRequest(
             coming.arrival, first, now + self._request_s, coming.num_output_tokens
         )
 

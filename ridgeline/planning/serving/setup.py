@@ -1,5 +1,5 @@
-"""One replica as it would be started: the recipe with nothing left open, the pages that the engine's
-own memory plan leaves it, and what its steps take.
+"""One replica as it would be started: the recipe with nothing left open, the pages that the
+engine's own memory plan leaves it, and what its steps take.
 
     setup = engine_setup(config, recipe, pool.hardware())
     setup.memory.num_pages, setup.times.seconds(1, 1, [500], 0)
@@ -20,7 +20,7 @@ from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware
 from ridgeline.models import ModelConfig
 from ridgeline.parallel.degrees import check_degree
-from ridgeline.planning.serving.step_times import StepTimes, Tuning
+from ridgeline.planning.serving.step_times import PredictedTimes, Tuning
 from ridgeline.profiling.predicting.gains import kv_bytes
 from ridgeline.profiling.predicting.run_state import RunState
 from ridgeline.profiling.predicting.step_model import planned_bytes_per_weight
@@ -40,7 +40,7 @@ class EngineSetup:
     hardware: Hardware
     memory: MemoryPlan
     scheduler: SchedulerConfig
-    times: StepTimes
+    times: PredictedTimes
 
     @property
     def num_gpus(self) -> int:
@@ -58,7 +58,7 @@ def engine_setup(
     hardware: Hardware,
     tuning: Tuning | None = None,
     free_bytes: int | None = None,
-    times: StepTimes | None = None,
+    times: PredictedTimes | None = None,
 ) -> EngineSetup:
     """OutOfMemoryError with a remedy where the model does not fit, UsageError where it cannot be
     spread so. `times` are those of another setup that differs in its limits alone.
@@ -67,7 +67,7 @@ def engine_setup(
     filled = with_auto(recipe, config, torch.bfloat16, hardware.device)
     memory = plan_memory(config, filled, free_bytes or usual_free_bytes(hardware))
     scheduler = scheduler_config([config], filled, memory.num_pages)
-    known = times or StepTimes.of(run_state(config, filled, hardware), tuning)
+    known = times or PredictedTimes.of(run_state(config, filled, hardware), tuning)
     return EngineSetup(config, filled, hardware, memory, scheduler, known)
 
 
@@ -97,5 +97,3 @@ def for_workload(recipe: Recipe, config: ModelConfig, workload: Workload) -> Rec
         )
     context = min(config.max_context, max(1024, 1 << (longest - 1).bit_length()))
     return edited_at_once(recipe, {"limits.max_context": context})
-
-

@@ -3,7 +3,7 @@ sample, keys that are read, pairs that prompts attend to. The model of a step
 (profiling/predicting/) says what each costs; here its answers are put into curves and rates, so
 that a simulated step costs microseconds.
 
-    times = StepTimes.of(state)                   # a RunState: model, recipe, hardware
+    times = PredictedTimes.of(state)                   # a RunState: model, recipe, hardware
     times.seconds(tokens=64, samples=64, keys=[64 * 500], pairs=0)
 """
 
@@ -98,7 +98,7 @@ class BaseTime:
         return (device if device > self._launches else self._launches) + self._host
 
 
-class StepTimes:
+class PredictedTimes:
     """Seconds of a step. `windows` are those of the layers' attention, each kind once: keys are
     counted for each kind by itself, none more than its window holds.
     """
@@ -120,7 +120,7 @@ class StepTimes:
         self._host_s = self._parts(1, 1).host_s + tuning.step_s
 
     @classmethod
-    def of(cls, state: RunState, tuning: Tuning | None = None) -> StepTimes:
+    def of(cls, state: RunState, tuning: Tuning | None = None) -> PredictedTimes:
         return cls(state, tuning or Tuning())
 
     def seconds(self, tokens: int, samples: int, keys: Sequence[int], pairs: int) -> float:

@@ -50,7 +50,7 @@ VERB_GROUPS = {
         "bench": "time kernels, the engine, or any OpenAI-compatible server",
     },
     "plan": {
-        "plan": "what fits on a cluster, which recipe, how fast, how sure",
+        "plan": "what fits a cluster, how fast, with which layout, and how sure that is",
     },
     "train": {
         "train": "fine-tune a model on text, or train a shape from nothing",

@@ -12,10 +12,10 @@ from rich.table import Table
 
 from ridgeline.cli.options import add_latency_bounds, add_some_flags, add_workload, from_flags
 from ridgeline.cli.parser import group
+from ridgeline.cli.plan.train import model_of
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data.traces import load_workload
 from ridgeline.hardware.units import human_bytes
-from ridgeline.models import ModelConfig
 from ridgeline.planning.clusters.cluster import Cluster
 from ridgeline.planning.serving.answer import answer, command, write_plans
 from ridgeline.planning.serving.fleet import Policy
@@ -42,16 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_some_flags(group(parser, "serving"), Recipe, RECIPE_FLAGS)
 
 
-def run(
-    args: argparse.Namespace, terminal: Terminal, config: ModelConfig, cluster: Cluster
-) -> dict[str, Any]:
+def run(args: argparse.Namespace, cluster: Cluster, terminal: Terminal) -> dict[str, Any]:
+    config = model_of(args.model)
     workload = load_workload(args.workload, num_output_tokens=args.output_tokens)
     slo = ServiceLevel(_seconds(args.ttft_ms), _seconds(args.tpot_ms))
     base = from_flags(args, Recipe)
     with terminal.progress() as progress:
         result = search(config, cluster, workload, base, slo, args.router, progress)
     document = answer(args.model, cluster, workload, slo, result)
-    paths = write_plans(Path(args.save), document) if args.save is not None else []
+    paths = write_plans(args.out, document) if args.out is not None else []
     document["files"] = [str(path) for path in paths]
     document["command"] = command(
         args.model, document["plans"][0], paths[0] if paths else Path("plan-1.json")
@@ -97,7 +96,7 @@ def render(document: Mapping[str, Any], console: Console) -> None:
         console.print(_why_not_table(document))
     console.print(f"\nrun it: {document['command']}", markup=False, soft_wrap=True)
     if not document["files"]:
-        console.print("[dim]--save DIR writes plan-1.json[/dim]")
+        console.print("[dim]--out DIR writes plan-1.json[/dim]")
 
 
 def _largest(memory: Mapping[str, int]) -> list[tuple[str, int]]:

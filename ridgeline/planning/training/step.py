@@ -91,7 +91,7 @@ def estimate_step(
     setup: TrainSetup, pool: GpuPool, fitted: Fitted, *, simulate: bool = True
 ) -> StepEstimate:
     """Without `simulate`, what no schedule of the pipeline goes below."""
-    times = _Times(setup, pool, fitted)
+    times = _Rank(setup, pool, fitted)
     sends = times.sends
     cuts = stage_layers(setup.model, setup.layout.num_stages)
     stages = [_stage(times, cut, number, len(cuts)) for number, cut in enumerate(cuts)]
@@ -125,7 +125,7 @@ def _heaviest(layout: Layout, stages: list[LayerTimes]) -> list[LayerTimes]:
     return max(devices, key=lambda own: sum(stage.total for stage in own))
 
 
-class _Times:
+class _Rank:
     """Seconds of one setup on one pool."""
 
     def __init__(self, setup: TrainSetup, pool: GpuPool, fitted: Fitted) -> None:
@@ -278,7 +278,7 @@ class _Times:
         return seconds + op.num_bytes / self.bytes_s
 
 
-def _stage(times: _Times, layers: range, number: int, count: int) -> LayerTimes:
+def _stage(times: _Rank, layers: range, number: int, count: int) -> LayerTimes:
     """Layers of a kind are alike."""
     model = times.setup.model
     kinds = Counter(model.layers[index] for index in layers)
@@ -307,7 +307,7 @@ def weights_on(setup: TrainSetup, layers: Iterable[int], has_head: bool, has_tab
 
 
 def _once_a_step(
-    times: _Times, cuts: tuple[range, ...], heaviest: list[LayerTimes]
+    times: _Rank, cuts: tuple[range, ...], heaviest: list[LayerTimes]
 ) -> dict[str, float]:
     """Gradients over copies, and the optimizer: of the device with most layers."""
     setup, stack, layout = times.setup, times.setup.stack, times.setup.layout

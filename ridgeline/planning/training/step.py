@@ -24,7 +24,7 @@ from ridgeline.parallel.layout import Layout
 from ridgeline.planning.clusters.cluster import GpuPool
 from ridgeline.planning.training.collectives import Sends
 from ridgeline.planning.training.constants import Fitted, family_of
-from ridgeline.planning.training.pipelines import least_span, pipeline_span
+from ridgeline.planning.training.pipelines import pipeline_span
 from ridgeline.planning.training.setup import TrainSetup
 from ridgeline.planning.training.work import head_work, layer_work, rank_model
 from ridgeline.profiling.predicting.training_work import WorkOp
@@ -87,19 +87,14 @@ class LayerTimes:
         return self.forward + self.inputs + self.weights
 
 
-def estimate_step(
-    setup: TrainSetup, pool: GpuPool, fitted: Fitted, *, simulate: bool = True
-) -> StepEstimate:
-    """Without `simulate`, what no schedule of the pipeline goes below."""
+def estimate_step(setup: TrainSetup, pool: GpuPool, fitted: Fitted) -> StepEstimate:
+    """UnsupportedError where the GPU does not multiply in what is asked for."""
     times = _Rank(setup, pool, fitted)
     sends = times.sends
     cuts = stage_layers(setup.model, setup.layout.num_stages)
     stages = [_stage(times, cut, number, len(cuts)) for number, cut in enumerate(cuts)]
     passes = [PassTimes(each.forward, each.inputs, each.weights) for each in stages]
-    if simulate:
-        span = pipeline_span(setup.layout, setup.num_micro, passes, sends.transfer_s)
-    else:
-        span = least_span(setup.layout, setup.num_micro, passes)
+    span = pipeline_span(setup.layout, setup.num_micro, passes, sends.transfer_s)
     parts = dict.fromkeys(PARTS, 0.0)
     heaviest = _heaviest(setup.layout, stages)
     for stage in heaviest:
@@ -117,6 +112,17 @@ def estimate_step(
         sum(parts.values()), parts, setup.tokens, flops.total, setup.layout.size, peak,
         tuple(passes), sends.transfer_s,
     )  # fmt: skip
+
+
+def least_step_s(setup: TrainSetup, pool: GpuPool, fitted: Fitted) -> float:
+    """What no schedule, and no way to cut weights over copies, goes below: a device's mean share of
+    what the pipeline computes and sends inside its layers.
+    """
+    alone = replace(setup, layout=replace(setup.layout, shard=1))
+    times = _Rank(alone, pool, fitted)
+    kinds = Counter(setup.model.layers)
+    total = times.head().total + sum(n * times.layer(kind).total for kind, n in kinds.items())
+    return total * setup.num_micro / setup.layout.pipeline
 
 
 def _heaviest(layout: Layout, stages: list[LayerTimes]) -> list[LayerTimes]:

@@ -151,8 +151,8 @@ ROOMS = {
     ],
     "planning": [
         "clusters",
-        "memory",
         "training",
+        "memory",
         "serving",
         "search",
         "validating",

@@ -155,6 +155,8 @@ def render(document: dict[str, Any], console: Console) -> None:
     )
     console.print()
     console.print(plans_table(document))
+    for plan in document["plans"]:
+        console.print(f"{plan['number']}  {plan['layout_words']}", soft_wrap=True)
     console.print(f"sure ±{document['error']:.0%}: {document['basis']}", style="dim")
     best = document["plans"][0]
     console.print()
@@ -175,8 +177,8 @@ def render(document: dict[str, Any], console: Console) -> None:
 
 def plans_table(document: dict[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("", "layout", "micro", "recomputes"):
-        table.add_column(name, no_wrap=name != "layout")
+    for name in ("", "micro", "recomputes"):
+        table.add_column(name, no_wrap=True)
     headings = ["step s", "tokens/s", "MFU", "GiB"]
     plans = document["plans"]
     keys = [key for key in ("days", "energy_mwh", "cost") if plans[0][key] is not None]
@@ -185,8 +187,8 @@ def plans_table(document: dict[str, Any]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for plan in plans:
         table.add_row(
-            str(plan["number"]), plan["layout_words"].replace(",", ", "), str(plan["micro_batch"]),
-            plan["recomputation"], f"{plan['step_s']['value']:.3g}",
+            str(plan["number"]), str(plan["micro_batch"]), plan["recomputation"],
+            f"{plan['step_s']['value']:.3g}",
             f"{plan['tokens_per_s']['value']:,.0f}", f"{plan['mfu']['value']:.0%}",
             f"{plan['peak_bytes']['value'] / 2**30:.1f}",
             *(f"{plan[key]['value']:,.1f}" if key == "days" else f"{plan[key]['value']:,.0f}"
@@ -218,13 +220,12 @@ def frontier_table(document: dict[str, Any]) -> Table:
                   title="fewer GPUs, or another pool", title_justify="left")  # fmt: skip
     rows = document["frontier"]
     keys = [key for key in ("days", "cost") if rows[0][key] is not None]
-    for name in ("GPUs", "layout"):
-        table.add_column(name, no_wrap=name == "GPUs")
+    table.add_column("GPUs", no_wrap=True)
     for name in ("tokens/s", "tokens/s/GPU", "MFU", *keys):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
-            f"{row['num_gpus']:,} {row['gpu']}", row["layout_words"].replace(",", ", "),
+            f"{row['num_gpus']:,} {row['gpu']}",
             f"{row['tokens_per_s']['value']:,.0f}", f"{row['tokens_per_s_gpu']['value']:,.0f}",
             f"{row['mfu']['value']:.0%}",
             *("–" if row[key] is None else f"{row[key]['value']:,.1f}" for key in keys),

@@ -12,8 +12,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from ridgeline.hardware.memory_items import MemoryItem, total_bytes
+from ridgeline.models.training_cost import KeptForm, layer_bytes
 from ridgeline.planning.clusters.cluster import GpuPool
 from ridgeline.planning.training.setup import TrainSetup
+from ridgeline.planning.training.work import rank_model
 from ridgeline.training.config import (
     BatchOptions,
     DataOptions,
@@ -21,6 +23,7 @@ from ridgeline.training.config import (
     TrainConfig,
 )
 from ridgeline.training.memory.plan import itemise_stages
+from ridgeline.training.memory.ranks import passes_held
 
 # Of a GPU's memory, what its driver and a process's context keep: 80 GB cards have 79.1 GiB for
 # torch, less 0.5 GiB of context (an H200's 141 GB: 139.8 GiB).
@@ -84,6 +87,19 @@ def heaviest_of(setup: TrainSetup) -> Ledger:
     """
     last = setup.layout.pipeline - 1
     return ledger_of(setup, {0, min(1, last), last})
+
+
+def least_bytes(setup: TrainSetup) -> int:
+    """Of activations alone, on the first device of a pipeline: what no way to cut weights goes
+    below. Cheap, for searches.
+    """
+    layout, count = setup.layout, setup.model.num_layers // setup.layout.pipeline
+    if not count:
+        return 0
+    own = rank_model(setup, setup.model.layers[0])
+    form = KeptForm(2, setup.recomputation, stream_share=layout.tensor if layout.sequence else 1)
+    held = passes_held(layout, setup.num_micro, 0)
+    return held * count * setup.micro_tokens * layer_bytes(own, own.layers[0], form)
 
 
 def usable_bytes(pool: GpuPool) -> int:

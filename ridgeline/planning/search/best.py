@@ -17,11 +17,17 @@ from ridgeline.hardware.units import human_bytes
 from ridgeline.models import ModelConfig
 from ridgeline.models.training_cost import LEVELS
 from ridgeline.planning.clusters.cluster import GpuPool
-from ridgeline.planning.memory.ledger import Ledger, heaviest_of, ledger_of, usable_bytes
+from ridgeline.planning.memory.ledger import (
+    Ledger,
+    heaviest_of,
+    least_bytes,
+    ledger_of,
+    usable_bytes,
+)
 from ridgeline.planning.search.space import Core, Wanted, cores
 from ridgeline.planning.training.constants import Fitted
 from ridgeline.planning.training.setup import TrainSetup
-from ridgeline.planning.training.step import StepEstimate, estimate_step
+from ridgeline.planning.training.step import StepEstimate, estimate_step, least_step_s
 
 MOST_REJECTED = 12  # that are listed, with what would fit
 Key = tuple[int, int, int, int, str]
@@ -91,15 +97,10 @@ class _Search:
 
     def _bounded(self) -> Iterator[tuple[float, Core]]:
         for core in cores(self.model, self.num_gpus, self.pool, self.wanted):
-            flat = replace(core.setup, layout=replace(core.setup.layout, replicate=core.copies))
             try:
-                bound = estimate_step(flat, self.pool, self.fitted, simulate=False)
+                yield least_step_s(core.setup, self.pool, self.fitted), core
             except UnsupportedError:
                 self.reasons[f"{self.pool.gpu.name} does not multiply so"] += 1
-                continue
-            parts = bound.parts
-            least = bound.step_s - parts["replicate"] - parts["optimizer"] - parts["nodes"]
-            yield least, core
 
     def _is_wanted(self, setup: TrainSetup) -> bool:
         return self.wanted.layout in (None, setup.layout)
@@ -111,6 +112,10 @@ class _Search:
 
     def _try(self, splits: list[TrainSetup], bound: float) -> None:
         """Those that cut weights most come first: where they do not fit, others do not."""
+        is_listed = len(self.rejected) < MOST_REJECTED
+        if splits and not is_listed and least_bytes(splits[0]) > self.free:
+            self.reasons["memory: activations"] += len(splits)
+            return
         for index, setup in enumerate(splits):
             ledger = heaviest_of(setup)
             if ledger.peak_bytes > self.free:

@@ -41,8 +41,3 @@ def busiest(layout: Layout, times: Sequence[PassTimes]) -> float:
                                                                            layout.pipeline))
         for device in range(layout.pipeline)
     )  # fmt: skip
-
-
-def least_span(layout: Layout, num_micro: int, times: Sequence[PassTimes]) -> float:
-    """What no schedule goes below: the busiest device's work, and the way in to it and out."""
-    return num_micro * busiest(layout, times)

@@ -24,7 +24,7 @@ from ridgeline.parallel.layout import Layout
 from ridgeline.planning.clusters.cluster import GpuPool
 from ridgeline.planning.training.collectives import Sends
 from ridgeline.planning.training.constants import Fitted, family_of
-from ridgeline.planning.training.pipelines import least_span, pipeline_span
+from ridgeline.planning.training.pipelines import pipeline_span
 from ridgeline.planning.training.setup import TrainSetup
 from ridgeline.planning.training.work import head_work, layer_work, rank_model
 from ridgeline.profiling.predicting.training_work import WorkOp
@@ -87,19 +87,14 @@ class LayerTimes:
         return self.forward + self.inputs + self.weights
 
 
-def estimate_step(
-    setup: TrainSetup, pool: GpuPool, fitted: Fitted, *, simulate: bool = True
-) -> StepEstimate:
-    """Without `simulate`, what no schedule of the pipeline goes below."""
-    times = _Times(setup, pool, fitted)
+def estimate_step(setup: TrainSetup, pool: GpuPool, fitted: Fitted) -> StepEstimate:
+    """UnsupportedError where the GPU does not multiply in what is asked for."""
+    times = _Rank(setup, pool, fitted)
     sends = times.sends
     cuts = stage_layers(setup.model, setup.layout.num_stages)
     stages = [_stage(times, cut, number, len(cuts)) for number, cut in enumerate(cuts)]
     passes = [PassTimes(each.forward, each.inputs, each.weights) for each in stages]
-    if simulate:
-        span = pipeline_span(setup.layout, setup.num_micro, passes, sends.transfer_s)
-    else:
-        span = least_span(setup.layout, setup.num_micro, passes)
+    span = pipeline_span(setup.layout, setup.num_micro, passes, sends.transfer_s)
     parts = dict.fromkeys(PARTS, 0.0)
     heaviest = _heaviest(setup.layout, stages)
     for stage in heaviest:
@@ -119,13 +114,24 @@ def estimate_step(
     )  # fmt: skip
 
 
+def least_step_s(setup: TrainSetup, pool: GpuPool, fitted: Fitted) -> float:
+    """What no schedule, and no way to cut weights over copies, goes below: a device's mean share of
+    what the pipeline computes and sends inside its layers.
+    """
+    alone = replace(setup, layout=replace(setup.layout, shard=1))
+    times = _Rank(alone, pool, fitted)
+    kinds = Counter(setup.model.layers)
+    total = times.head().total + sum(n * times.layer(kind).total for kind, n in kinds.items())
+    return total * setup.num_micro / setup.layout.pipeline
+
+
 def _heaviest(layout: Layout, stages: list[LayerTimes]) -> list[LayerTimes]:
     """The stages of the device that has most to do."""
     devices = [stages[device :: layout.pipeline] for device in range(layout.pipeline)]
     return max(devices, key=lambda own: sum(stage.total for stage in own))
 
 
-class _Times:
+class _Rank:
     """Seconds of one setup on one pool."""
 
     def __init__(self, setup: TrainSetup, pool: GpuPool, fitted: Fitted) -> None:
@@ -278,7 +284,7 @@ class _Times:
         return seconds + op.num_bytes / self.bytes_s
 
 
-def _stage(times: _Times, layers: range, number: int, count: int) -> LayerTimes:
+def _stage(times: _Rank, layers: range, number: int, count: int) -> LayerTimes:
     """Layers of a kind are alike."""
     model = times.setup.model
     kinds = Counter(model.layers[index] for index in layers)
@@ -307,7 +313,7 @@ def weights_on(setup: TrainSetup, layers: Iterable[int], has_head: bool, has_tab
 
 
 def _once_a_step(
-    times: _Times, cuts: tuple[range, ...], heaviest: list[LayerTimes]
+    times: _Rank, cuts: tuple[range, ...], heaviest: list[LayerTimes]
 ) -> dict[str, float]:
     """Gradients over copies, and the optimizer: of the device with most layers."""
     setup, stack, layout = times.setup, times.setup.stack, times.setup.layout

@@ -285,7 +285,7 @@ def _gathered_items(share: RankShare, precision: PrecisionPlan) -> Iterator[Memo
         "gathered weights", gathered, "two layers (in a pipeline all), embedding and head, whole"
     )
     sums = share.num_under_way * (4 + precision.dtype.itemsize)
-    yield MemoryItem("sums", sums, "gradients of one of them on their way, in fp32")
+    yield MemoryItem("sums", sums, "their gradients until they are shared out, in fp32")
 
 
 def _step_items(size: StepSize, moment: StepMoment) -> Iterator[MemoryItem]:

@@ -31,7 +31,7 @@ class RankShare:
     model: ModelConfig  # its layers, with its part of each matrix
     num_held: int  # parameters that it keeps
     num_gathered: int  # that are whole on it for a pass, beside those it keeps
-    num_under_way: int  # of the largest part whose gradients are summed and shared out at once
+    num_under_way: int  # whose gradients are summed, or shared out, at once
     passes_in_flight: int  # whose activations it holds at once
     stream_share: int  # ranks that share the residual stream by tokens
     has_table: bool
@@ -58,15 +58,17 @@ def rank_shares(
         own_root = root.on(is_first, is_last)
         own = replace(rank_config(model, layout.tensor), layers=layers)
         largest = max(block.whole for block in blocks)
-        # Stages of a pipeline stay whole for all passes of a step.
-        gathered = sum(block.whole for block in blocks) if layout.pipeline > 1 else 2 * largest
+        gathered, under_way = 2 * largest, max(own_root.whole, largest)
+        if layout.pipeline > 1:  # whose stages, and sums of gradients, stay whole over all passes
+            gathered = sum(block.whole for block in blocks)
+            under_way = own_root.whole + gathered if layout.shard > 1 else under_way
         is_cut = layout.size_of("gradient") > 1
         yield RankShare(
             own,
             own_root.held + sum(block.held for block in blocks),
             own_root.whole + gathered if is_cut else 0,
-            max(own_root.whole, largest) if is_cut else 0,
-            _passes_held(layout, num_passes, device),
+            under_way if is_cut else 0,
+            passes_held(layout, num_passes, device),
             layout.tensor if layout.sequence else 1,
             is_first,
             is_last,
@@ -74,7 +76,7 @@ def rank_shares(
 
 
 @lru_cache(maxsize=4096)
-def _passes_held(layout: Layout, num_passes: int, device: int) -> int:
+def passes_held(layout: Layout, num_passes: int, device: int) -> int:
     """As many through all of a device's layers as it keeps through its stages, rounded up. More
     than a few rounds of micro-batches keep no more.
     """

@@ -46,8 +46,8 @@ curl http://127.0.0.1:8000/v1/chat/completions \\
   -d '{"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}'"""
 MAIN_FLAGS = (
     "--device", "--recipe", "--replicas", "--host", "--port", "--served-model-name",
-    "--api-key-file", "--dtype", "--scheme", "--kv-dtype", "--max-context", "--max-batch", "--memory-share",
-    "--speculation", "--draft-model", "--tensor-parallel",
+    "--api-key-file", "--dtype", "--scheme", "--kv-dtype", "--max-context", "--max-batch",
+    "--memory-share", "--speculation", "--draft-model", "--tensor-parallel",
 )  # fmt: skip
 
 

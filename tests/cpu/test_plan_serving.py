@@ -4,28 +4,37 @@ once give the same times bit by bit, and the answer's file is what `ridgeline se
 
 from __future__ import annotations
 
+import json
 import math
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.data.workload import Workload, WorkloadRequest
+from ridgeline.cli import serve
+from ridgeline.cli.main import main
+from ridgeline.cli.parser import Parser
+from ridgeline.data.workload import Workload, WorkloadRequest, named_workload
+from ridgeline.engine import Engine
+from ridgeline.engine.memory.plan import itemise
 from ridgeline.engine.scheduling.counting import CountingScheduler
 from ridgeline.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from ridgeline.engine.scheduling.state import Ask
 from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.models.shapes import describe_shape
 from ridgeline.planning.clusters.parsing import parse_cluster
+from ridgeline.planning.serving.answer import write_plans
 from ridgeline.planning.serving.asks import ask_of
 from ridgeline.planning.serving.fleet import Fleet
 from ridgeline.planning.serving.replica import SimulatedReplica
 from ridgeline.planning.serving.served import RequestLog
-from ridgeline.planning.serving.setup import EngineSetup, engine_setup
+from ridgeline.planning.serving.setup import EngineSetup, engine_setup, usual_free_bytes
 from ridgeline.planning.serving.step_times import PredictedTimes
 from ridgeline.planning.serving.sustained import sustained
+from ridgeline.planning.serving.tunings import tuning_for
 from ridgeline.recipe import Recipe, edited_at_once
 
 MILLISECOND = 1e-3
@@ -180,3 +189,137 @@ def test_quiet_rounds_are_refused_where_more_happens() -> None:
     assert scheduler.bring(last.step_id)
     assert [end.status for end in scheduler.take_ended()] == ["finished"]
     assert scheduler.stats().num_pages_used == 0
+
+
+def answered(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["plan", *words, "--for", "serve", "--json"]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def trace(folder: Path, rows: int = 30, prompt: int = 200, output: int = 20) -> str:
+    path = folder / "trace.jsonl"
+    lines = (
+        {"timestamp": 20 * row, "input_length": prompt + row, "output_length": output + row % 7}
+        for row in range(rows)
+    )
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return str(path)
+
+
+def test_the_plan_is_what_serve_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Command line to command line: the file's recipe is the one that was simulated."""
+    document = answered(
+        capsys, "tiny", "--gpus", "2xH200", "--workload", trace(tmp_path), "--ttft-ms", "50",
+        "--tpot-ms", "5", "--out", str(tmp_path), "--scheme", "int8",
+    )  # fmt: skip
+    assert document["met"]
+    assert document["command"].startswith(f"ridgeline serve tiny --recipe {tmp_path}/plan-1.json")
+    plan = Recipe.load(tmp_path / "plan-1.json")
+    assert plan.scheme == "int8"
+    assert plan.limits.max_context == 1024  # the workload's longest request has 255 tokens
+    parser = Parser()
+    serve.add_arguments(parser)
+    args = parser.parse_args(["demo", "--recipe", str(tmp_path / "plan-1.json"), "--device", "cpu"])
+    assert Recipe.load(args.recipe) == plan
+    best = document["best"]
+    assert best["kv_pages"] == memory_pages(plan)
+    for point in document["frontier"]:
+        beaten = [
+            other
+            for other in document["frontier"]
+            if other["tokens_per_s_per_gpu"] > point["tokens_per_s_per_gpu"]
+            and other["tokens_per_s_per_user"] > point["tokens_per_s_per_user"]
+        ]
+        assert beaten == []
+
+
+def memory_pages(recipe: Recipe) -> int:
+    """By the engine's own plan."""
+    setup = engine_setup(
+        describe_shape("tiny").config, recipe, sustained(parse_cluster("H200").pools[0])
+    )
+    free = usual_free_bytes(setup.hardware)
+    return itemise(setup.config, setup.recipe, free).num_pages
+
+
+@pytest.mark.slow
+def test_serve_starts_from_a_plan(tmp_path: Path) -> None:
+    """The engine loads what the plan says."""
+    write_plans(tmp_path, {"plans": [{"recipe": {"version": 1, "scheme": "int8"}}]})
+    engine = Engine("demo", Recipe.load(tmp_path / "plan-1.json"), device="cpu")
+    assert engine.recipe.scheme == "int8"
+    engine.close()
+
+
+BAD = {
+    "no lengths": (["--workload", "LENGTHLESS"], 2, "a workload has"),
+    "nothing is as quick": (["--tpot-ms", "0.0001"], 2, "the closest is"),
+    "fits nowhere": (["llama-3.1-405b", "--gpus", "1xH100"], 9, "fits no way on 1xH100"),
+    "no such GPU": (["--gpus", "8xH1000"], 2, "is unknown"),
+    "no GPU": (["--gpus", "0xH100"], 2, "give at least 1"),
+    "negative": (["--ttft-ms", "-3"], 2, "positive time"),
+    "too long": (["--workload", "LONG"], 2, "the model reaches"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line(
+    case: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words, code, text = BAD[case]
+    (tmp_path / "lengthless.csv").write_text("TIMESTAMP,ContextTokens\n2023-11-16 18:15:46,3\n")
+    long = trace(tmp_path, prompt=5000)
+    paths = {"LENGTHLESS": str(tmp_path / "lengthless.csv"), "LONG": long}
+    words = [paths.get(word, word) for word in words]
+    model = words.pop(0) if not words[0].startswith("--") else "tiny"
+    usual = ["--workload", trace(tmp_path, 3)] if "--workload" not in words else []
+    gpus = ["--gpus", "1xH200"] if "--gpus" not in words else []
+    if case == "too long":
+        trace(tmp_path, prompt=5000)
+    assert main(["plan", model, "--for", "serve", *gpus, *usual, *words]) == code
+    error = capsys.readouterr().err.strip()
+    assert text in error
+    assert "\n" not in error
+
+
+def test_a_level_that_too_few_keep_says_how_close_it_comes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """One request alone keeps it; all at once do not."""
+    path = tmp_path / "burst.jsonl"
+    row = {"timestamp": 0, "input_length": 4000, "output_length": 8}
+    path.write_text("\n".join([json.dumps(row)] * 40))
+    document = answered(
+        capsys, "llama-3.1-8b", "--gpus", "1xH200", "--workload", str(path), "--ttft-ms", "300",
+        "--scheme", "fp8", "--max-batch", "64", "--token-budget", "8192", "--kv-dtype", "fp8",
+    )  # fmt: skip
+    assert not document["met"]
+    assert "TTFT p90" in document["closest"]
+
+
+# Of records in results/: the edit of a recipe, the workload, tokens/s, TPOT at the median, TTFT at
+# the median and its p99, all in ms; our engine on the H200, 2026-11-17.
+LARGE: dict[str, Any] = {"limits.token_budget": 16384, "kv.prefix_cache": False}
+SMALL: dict[str, Any] = {"limits.token_budget": 4096}
+FP8: dict[str, Any] = {"scheme": "fp8", "kv.dtype": "fp8"}
+RECORDS = {
+    "bf16-throughput-2": (LARGE, "throughput", 25.27, 3398.1, 6750.6),
+    "fp8-kv-fp8-throughput-4": (LARGE | FP8, "throughput", 17.94, 2249.2, 4454.9),
+    "fp8-kv-fp8-throughput-3": (FP8 | SMALL, "throughput", 17.93, 2543.0, 5363.3),
+    "bf16-batch-1-3": ({}, "batch-1", 3.79, 6.4, 6.4),
+    "fp8-head-batch-1-3": ({"scheme": "fp8", "head": "int8"}, "batch-1", 2.19, 5.3, 5.3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_it_agrees_with_our_engine_on_the_h200(name: str) -> None:
+    edit, mix, tpot, ttft, ttft_p99 = RECORDS[name]
+    config = describe_shape("llama-3.1-8b").config
+    hardware = sustained(parse_cluster("H200").pools[0])
+    setup = engine_setup(config, edited_at_once(Recipe(), edit), hardware, tuning_for("H200"))
+    report = Fleet([setup]).run(named_workload(mix)).report()
+    assert 1e3 * report.tpot.p50 == pytest.approx(tpot, rel=0.06)
+    if mix == "throughput":
+        assert 1e3 * report.ttft.p50 == pytest.approx(ttft, rel=0.12)
+        assert 1e3 * report.ttft.p99 == pytest.approx(ttft_p99, rel=0.2)

@@ -1,6 +1,6 @@
 """`ridgeline plan --validate --points FOLDER`: predictions beside published measurements.
 
-ridgeline plan --validate --points points       # train.csv there
+ridgeline plan --validate --points points       # train.csv and serve.csv there
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from ridgeline.planning.validating.judging import (
     worst,
 )
 from ridgeline.planning.validating.points import read_points
+from ridgeline.planning.validating.serve_judging import CALIBRATING, judge_serving
+from ridgeline.planning.validating.serve_points import read_serve_points
 from ridgeline.profiling.printing import safe_text
 
-FILES = ("train.csv",)
+FILES = ("train.csv", "serve.csv")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,26 +51,35 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     if not args.points.is_dir():
         raise UsageError(f"--points {args.points} is no folder; give one with {FILES[0]}")
     fitted, rows = load_fitted(), list[JudgedRow]()
-    files = [args.points / name for name in FILES if (args.points / name).exists()]
-    if not files:
+    training, serving = (args.points / name for name in FILES)
+    if not training.exists() and not serving.exists():
         raise UsageError(f"{args.points} has neither of {', '.join(FILES)}")
     with terminal.progress() as progress:
-        points = read_points(files[0])
+        points = read_points(training) if training.exists() else []
         for number in range(0, len(points), 40):
             progress("predicting", number, len(points))
             rows += judge_steps(points[number : number + 40], fitted)
-    return summary(rows, fitted.fitted_to)
+        served = read_serve_points(serving) if serving.exists() else []
+        rows += judge_serving(served, progress)
+    fitted_to = {row.source for row in rows if row.source.endswith(CALIBRATING)}
+    return summary(rows, (*fitted.fitted_to, *sorted(fitted_to)))
 
 
 def summary(rows: list[JudgedRow], fitted_to: tuple[str, ...]) -> dict[str, Any]:
     sources = by_source(rows, fitted_to)
-    judged = [row.error for row in rows if row.error is not None and row.source not in fitted_to]
+    judged: dict[str, list[float]] = {}
+    for row in rows:
+        if row.error is not None and row.source not in fitted_to:
+            judged.setdefault(row.kind, []).append(row.error)
     refused = Counter((row.source, row.refused) for row in rows if row.refused)
     return {
-        "num": len(rows),
-        "num_predicted": sum(not row.refused for row in rows),
+        "num": len({row.id for row in rows}),
+        "num_predicted": len({row.id for row in rows if not row.refused}),
         "sources": [asdict(each) for each in sources],
-        "judged": asdict(errors_of("all not fitted to", "step", judged, False)) if judged else None,
+        "judged": [
+            asdict(errors_of("all not fitted to", kind, errors, False))
+            for kind, errors in judged.items()
+        ],
         "worst": [asdict(row) | {"error": row.error} for row in worst(rows)],
         "refused": [
             {"source": source, "reason": reason, "num": count}
@@ -84,8 +95,7 @@ def render(document: dict[str, Any], console: Console) -> None:
     for name in ("rows", "median", "p90", "bias"):
         table.add_column(name, justify="right")
     table.add_column("")
-    rows = document["sources"] + ([document["judged"]] if document["judged"] else [])
-    for row in rows:
+    for row in document["sources"] + document["judged"]:
         table.add_row(
             safe_text(row["source"]), row["kind"], str(row["num"]), f"{row['median']:.1%}",
             f"{row['p90']:.1%}", f"{row['bias']:+.1%}", "fitted to" if row["is_fitted"] else "",

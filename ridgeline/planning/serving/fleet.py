@@ -114,7 +114,7 @@ class Fleet:
         the same, but for streams that are preempted, which find their own.
         """
         own = all(not one.block_hashes and one.prompt is None for one in workload.requests)
-        self._keeps = not own
+        self._keeps, self._workload = not own, workload
         num_first = len(self._setups) if self._scaling is None else self._scaling.least
         for index in range(num_first):
             self._start(0.0, index)
@@ -122,6 +122,9 @@ class Fleet:
     def _start(self, ready: float, number: int) -> None:
         setup = self._setups[number % len(self._setups)]
         config = setup.scheduler
+        size = config.page_size
+        ever = sum(-(-request.num_tokens // size) + 1 for request in self._workload.requests)
+        config = replace(config, num_pages=min(config.num_pages, ever))  # more are never taken
         if not self._keeps:
             config = replace(config, prefix_cache=False)
         self.replicas.append(

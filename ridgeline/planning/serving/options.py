@@ -125,6 +125,10 @@ class Ways:
             return None
         return option
 
+    def token_s(self, option: ServingOption) -> float:
+        """Of a token where one request is alone."""
+        return min(_token_s(setup, self._prompt) for setup in option.setups)
+
     def _degrees(self, pool: GpuPool) -> list[int]:
         given = self._recipe.parallel.tensor
         return [given] if given > 1 else [degree for degree in DEGREES if degree <= pool.domain]
@@ -176,7 +180,7 @@ class Ways:
                 )
                 return Rejection(option.words, why, remedy, ttft_s / slo.ttft_s)
         if slo.tpot_s is not None:
-            tpot_s = min(_token_s(setup, self._prompt) for setup in option.setups)
+            tpot_s = self.token_s(option)
             if tpot_s > slo.tpot_s:
                 why = (
                     f"TPOT: a request alone takes {1e3 * tpot_s:.2g} ms a token, and "

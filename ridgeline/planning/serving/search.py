@@ -104,6 +104,9 @@ def search(
         tell("limits", number, len(edits))
         tried.add(ways.option(edit))
     leaders = tried.leaders()
+    quickest = min(tried.capacities, key=lambda each: ways.token_s(each.option))
+    if quickest not in leaders:  # the frontier's other end
+        leaders.append(quickest)
     whole = workload.first(min(len(workload.requests), MOST_REQUESTS))
     points = [
         point
@@ -232,15 +235,19 @@ def _curve(
 
 
 def _less(each: _Capacity, best: _Capacity) -> Rejection:
+    """What it gives where the first gives more."""
     report = each.report
     if not is_carried(report):
         why = (
-            f"TTFT p90 {1e3 * report.ttft.p90:.0f} ms and TPOT p90 {1e3 * report.tpot.p90:.1f} ms "
-            f"at {report.requests_per_s:.1f} requests/s; {report.goodput:.0%} keep the level"
+            f"{report.goodput:.0%} keep the service level at {report.requests_per_s:.1f} requests/s"
+            f" (TTFT p90 {1e3 * report.ttft.p90:.0f} ms, TPOT p90 {1e3 * report.tpot.p90:.1f} ms)"
         )
-        return Rejection(each.option.words, why, f"{best.option.words} carries more")
-    why = f"carries {each.load:g} times the traffic, and the first {best.load:g}"
-    return Rejection(each.option.words, why, f"{best.option.words} carries more")
+    elif report.goodput is None:
+        least = best.report.output_tokens_per_s
+        why = f"{report.output_tokens_per_s:,.0f} tokens/s; the first gives {least:,.0f}"
+    else:
+        why = f"carries {each.load:g} times the traffic; the first {best.load:g}"
+    return Rejection(each.option.words, why, "")
 
 
 def _nothing(rejections: Sequence[Rejection], cluster: Cluster, slo: ServiceLevel) -> Exception:

@@ -2,8 +2,8 @@
 table, at most three points (and no more than half) calibrate what its engine does otherwise than
 ours, and all others are judged.
 
-    rows, fitted = judge_serving(read_serve_points(path))
-    fitted["aic_silicon vllm Qwen/Qwen3-32B"].tuning.step_s
+    rows = judge_serving(read_serve_points(path))
+    rows[0].source, rows[0].kind, rows[0].error
 
 A calibration is a common factor of all steps' device time, a time for each step, a factor of the
 time to a first token or a time for each request, and whether lengths are all equal: fitted by least
@@ -21,6 +21,7 @@ from ridgeline.planning.validating.judging import JudgedRow
 from ridgeline.planning.validating.serve_points import Calibration, ServePoint, simulated
 
 MOST_CALIBRATING = 3  # points of a source
+CALIBRATING = ", calibrating"  # behind a source's name
 KINDS = ("TPOT", "TTFT", "tokens/s")
 ROUNDS = 2
 MUCH_NEARER = 0.6  # of the error
@@ -35,8 +36,8 @@ Progress = Callable[[str, int, int], None]
 
 def judge_serving(
     points: Sequence[ServePoint], progress: Progress | None = None
-) -> tuple[list[JudgedRow], dict[str, Calibration]]:
-    """Rows in the order of the points; those that calibrated stand under `SOURCE, calibrating`."""
+) -> list[JudgedRow]:
+    """In the order of the points; those that calibrated stand under `SOURCE, calibrating`."""
     calibrations: dict[str, Calibration] = {}
     calibrating: set[str] = set()
     sources = dict.fromkeys(point.source for point in points if not point.refused)
@@ -45,18 +46,16 @@ def judge_serving(
         chosen = _chosen(own)
         calibrations[source] = calibrate(chosen) if chosen else Calibration()
         calibrating |= {point.id for point in chosen}
-    rows = []
+    rows: list[JudgedRow] = []
     for number, point in enumerate(points):
         if progress is not None:
             progress("serving", number, len(points))
-        name = point.source + (", calibrating" if point.id in calibrating else "")
+        name = point.source + (CALIBRATING if point.id in calibrating else "")
         rows += _judged(point, name, calibrations.get(point.source))
-    return rows, calibrations
+    return rows
 
 
-def _judged(
-    point: ServePoint, source: str, calibration: Calibration | None
-) -> list[JudgedRow]:
+def _judged(point: ServePoint, source: str, calibration: Calibration | None) -> list[JudgedRow]:
     if point.refused or calibration is None:
         return [JudgedRow(point.id, source, "serving", None, None, refused=point.refused)]
     values = simulated(point, calibration)
@@ -96,9 +95,7 @@ def _fitted(points: Sequence[ServePoint], equal_lengths: bool) -> tuple[Calibrat
     for _ in range(ROUNDS):
         values = _values(points, calibration)
         factor, step_s = _steps(values, calibration)
-        tuning = replace(
-            calibration.tuning, matrices=factor, attention=factor, step_s=step_s
-        )
+        tuning = replace(calibration.tuning, matrices=factor, attention=factor, step_s=step_s)
         calibration = replace(calibration, tuning=tuning)
     values = _values(points, calibration)
     calibration = _with_first(values, calibration)
@@ -191,4 +188,3 @@ def _first_time(pairs: Pairs) -> float:
 
 def _within(value: float, span: tuple[float, float]) -> float:
     return min(max(value, span[0]), span[1])
-

@@ -37,7 +37,7 @@ COLUMNS = ("id", "group", "model", "gpu", "num_gpus", "engine", "weights", "kv_d
 # How their benchmarks draw lengths where they are not all equal: from four fifths of what is said.
 SHORTEST = 0.8
 MOST_AT_ONCE = 2048  # requests that throughput runs of other engines let run at once
-MOST_WAVES, FEWEST_REQUESTS = 4, 48
+WAVES, FEWEST_REQUESTS = {64: 8, 100_000: 4}, 48  # requests a client, by how many clients
 FP4_BYTES = 0.5 + 1 / 16  # of a weight, with a scale of a byte for 16
 FP4_SHARE = 0.9  # of the sustained share that 8 bits reach
 EIGHT_BIT_EXPERTS, FOUR_BIT_EXPERTS = 0.5, 0.29  # of bf16's bytes and time
@@ -97,23 +97,17 @@ class ServePoint:
         """As many requests as show how it goes on."""
         draw = random.Random(self.id)
         at_once = self.concurrency or min(self.num_requests, MOST_AT_ONCE)
-        count = max(FEWEST_REQUESTS, MOST_WAVES * at_once)
+        waves = next(times for most, times in WAVES.items() if at_once <= most)
+        count = max(FEWEST_REQUESTS, waves * at_once)
         if self.concurrency is None:
             count = min(self.num_requests, count)
 
         def tokens(span: tuple[int, int]) -> int:
-            low = span[0] if equal_lengths or span[0] < span[1] else int(SHORTEST * span[1])
-            return draw.randint(max(1, low), span[1])
+            as_said = equal_lengths or self.concurrency is None or span[0] < span[1]
+            return draw.randint(span[0] if as_said else max(1, int(SHORTEST * span[1])), span[1])
 
-        if equal_lengths or self.concurrency is None:
-            rows = [(self._drawn(draw, self.prompt), self._drawn(draw, self.output)) for _ in range(count)]
-        else:
-            rows = [(tokens(self.prompt), tokens(self.output)) for _ in range(count)]
+        rows = [(tokens(self.prompt), tokens(self.output)) for _ in range(count)]
         return Workload(self.id, tuple(WorkloadRequest(*row) for row in rows))
-
-    @staticmethod
-    def _drawn(draw: random.Random, span: tuple[int, int]) -> int:
-        return draw.randint(*span)
 
 
 def read_serve_points(path: Path) -> list[ServePoint]:

@@ -323,10 +323,11 @@ class Recipe:
 
     @classmethod
     def load(cls, path: Path) -> Recipe:
-        """From a `recipe.json`, or from the folder it lies in."""
+        """From a `recipe.json`, the folder it lies in, or a plan that holds one."""
         path = Path(path)
-        path = path / FILE_NAME if path.is_dir() else path
-        return recipe_from(_read_object(path), str(path))
+        document = _read_object(path / FILE_NAME if path.is_dir() else path)
+        planned = document.get("recipe")
+        return recipe_from(planned if isinstance(planned, dict) else document, str(path))
 
 
 def recipe_from(document: Mapping[str, Any], origin: str = FILE_NAME) -> Recipe:

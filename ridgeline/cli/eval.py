@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.bench.peers import PEERS, transformers_peer
-from ridgeline.cli.options import add_flags, add_model, add_save, from_flags
+from ridgeline.cli.options import add_flags, add_model, add_recipe, add_save, from_flags
 from ridgeline.cli.parser import group
 from ridgeline.cli.tables.eval import render
 from ridgeline.cli.tables.figures import divergence_figures, figure
@@ -54,9 +54,7 @@ SHARED_TOKENS = {"cpu": 16_384, "cuda": 65_536}  # of KV cache, where two engine
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    group(parser, "model").add_argument(
-        "--recipe", type=Path, metavar="FILE", help="use this recipe.json, not the model's own"
-    )
+    add_recipe(parser)
     text = group(parser, "text")
     text.add_argument(
         "--text", type=Path, metavar="FILE", help="measure perplexity on FILE (UTF-8, may be .gz)"

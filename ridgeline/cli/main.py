@@ -49,6 +49,9 @@ VERB_GROUPS = {
         "eval": "perplexity, KL divergence from the original, task scores",
         "bench": "time kernels, the engine, or any OpenAI-compatible server",
     },
+    "plan": {
+        "plan": "what fits a cluster, how fast, with which layout, and how sure that is",
+    },
     "train": {
         "data": "text to clean, deduplicated, tokenized shards",
         "train": "fine-tune a model on text, or train a shape from nothing",

@@ -79,6 +79,15 @@ def add_model(parser: argparse.ArgumentParser, or_shape: bool = False) -> None:
     model.add_argument("--device", default="auto", metavar="DEVICE", help=DEVICE_HELP)
 
 
+def add_recipe(parser: argparse.ArgumentParser) -> None:
+    group(parser, "model").add_argument(
+        "--recipe",
+        type=Path,
+        metavar="FILE",
+        help="use this recipe.json, or the one in a plan, not the model's own",
+    )
+
+
 def add_workload(
     parser: argparse.ArgumentParser, default: str | None = None, meaning: str = "%(default)s"
 ) -> argparse._ArgumentGroup:

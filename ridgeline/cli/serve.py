@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from ridgeline.cli import early
-from ridgeline.cli.options import add_flags, add_model, from_flags
+from ridgeline.cli.options import add_flags, add_model, add_recipe, from_flags
 from ridgeline.cli.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.engine import Engine
@@ -45,14 +45,15 @@ curl http://127.0.0.1:8000/v1/chat/completions \\
   -H 'content-type: application/json' \\
   -d '{"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}'"""
 MAIN_FLAGS = (
-    "--device", "--replicas", "--host", "--port", "--served-model-name", "--api-key-file",
-    "--dtype", "--scheme", "--kv-dtype", "--max-context", "--max-batch", "--memory-share",
-    "--speculation", "--draft-model", "--tensor-parallel",
+    "--device", "--recipe", "--replicas", "--host", "--port", "--served-model-name",
+    "--api-key-file", "--dtype", "--scheme", "--kv-dtype", "--max-context", "--max-batch",
+    "--memory-share", "--speculation", "--draft-model", "--tensor-parallel",
 )  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
+    add_recipe(parser)
     group(parser, "model").add_argument(
         "--replicas", type=int, metavar="N", help="run N engines, placed by Ray (default: one)"
     )
@@ -69,7 +70,8 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     early.one_arena()
     with terminal.progress() as progress:
         path = resolve_model(args.model, progress=progress)
-        recipe = from_flags(args, Recipe, saved_recipe(path))
+        base = saved_recipe(path) if args.recipe is None else Recipe.load(args.recipe)
+        recipe = from_flags(args, Recipe, base)
         engine = make_engine(args, path, recipe, setup_for(config))
     names = config.served_model_name or (name_of(args.model),)
     serving = Serving(engine, names, config, sockets)

@@ -41,6 +41,7 @@ class DeviceSpec:
     int8: float | None  # dense TOP/s
     link_gb_s: float | None  # NVLink or Infinity Fabric (xGMI), both directions; None: has none
     pcie_gb_s: float | None  # both directions; None: not connected by PCIe
+    fp4: float | None = None  # dense TFLOP/s; for plans, no ceiling is measured
 
     def ceilings(self) -> dict[str, Ceiling]:
         """Every known figure under the key it is measured as, in base units."""
@@ -75,6 +76,8 @@ _AMD = "https://www.amd.com/en/products/accelerators/instinct"
 A100 = f"NVIDIA A100 Tensor Core GPU datasheet, {_NVIDIA}/a100/"
 H100 = f"NVIDIA H100 Tensor Core GPU datasheet and architecture whitepaper, {_NVIDIA}/h100/"
 H200 = f"NVIDIA H200 Tensor Core GPU datasheet, {_NVIDIA}/h200/"
+B300 = f"NVIDIA DGX B300 datasheet and HGX platform specifications, {_NVIDIA}/dgx-b300/"
+GB300 = f"NVIDIA GB300 NVL72 specifications, {_NVIDIA}/gb300-nvl72/"
 B200 = f"NVIDIA DGX B200 datasheet and Blackwell architecture brief, {_NVIDIA}/dgx-b200/"
 GB200 = f"NVIDIA GB200 NVL72 specifications, {_NVIDIA}/gb200-nvl72/"
 L4 = f"NVIDIA L4 Tensor Core GPU datasheet, {_NVIDIA}/l4/"
@@ -131,9 +134,13 @@ SPECS = (
     DeviceSpec("H200", ("H200",), 132, 141, 4800, 700, H200,
          66.9,  494.7, 989.4,  989.4,  1978.9, 1978.9, 900,   128),
     DeviceSpec("B200", ("B200",), 148, 180, 8000, 1000, B200,
-         75,    1100,  2250,   2250,   4500,   4500,   1800,  128),
+         75,    1100,  2250,   2250,   4500,   4500,   1800,  128, 9000),
     DeviceSpec("GB200", ("GB200",), 152, 186, 8000, 1200, GB200,
-         80,    1250,  2500,   2500,   5000,   5000,   1800,  None),
+         80,    1250,  2500,   2500,   5000,   5000,   1800,  None, 10000),
+    DeviceSpec("B300", ("B300 SXM6 AC",), 148, 270, 8000, 1400, B300,
+         75,    1125,  2250,   2250,   4500,   125,    1800,  256, 13500),
+    DeviceSpec("GB300", ("GB300",), 152, 279, 8000, 1400, GB300,
+         80,    1250,  2500,   2500,   5000,   165,    1800,  None, 15000),
     DeviceSpec("L4", ("L4",), 58, 24, 300, 72, L4,
          30.3,  60,    121,    121,    242.5,  242.5,  None,  64),
     DeviceSpec("L40S", ("L40S",), 142, 48, 864, 350, L40S,
@@ -158,7 +165,7 @@ SPECS = (
     DeviceSpec("MI325X", _amd("MI325X"), 304, 256, 6000, 1000, MI325X,
          163.4, 653.7, 1307.4, 1307.4, 2614.9, 2614.9, 896,   128),
     DeviceSpec("MI355X", _amd("MI355X"), 256, 288, 8000, 1400, MI355X,
-         157.3, None,  2516.6, 2516.6, 5033.2, 5033.2, 1075,  128),
+         157.3, None,  2516.6, 2516.6, 5033.2, 5033.2, 1075,  128, 10066.3),
 )
 # fmt: on
 

@@ -68,6 +68,10 @@ class KeptForm:
     # Elements a token that an adapter keeps beside a frozen projection (qkv, out, gate_up, down);
     # a frozen one without an adapter keeps nothing. None: the projections are learned themselves.
     adapters: Mapping[str, int] | None = None
+    # Ranks that share the residual stream by tokens; a norm's result is whole on each unless it is
+    # gathered again for the backward pass.
+    stream_share: int = 1
+    gathers_again: bool = False
 
     def __post_init__(self) -> None:
         assert self.recomputation in LEVELS, self.recomputation
@@ -78,6 +82,13 @@ class KeptForm:
         if self.fp8:
             return 1
         return self.element_bytes if self.recomputation in ("none", "blocks") else 0
+
+    def stream(self, elements: int) -> int:
+        """Of a token's elements, those on this rank, rounded up."""
+        return -(-elements // self.stream_share)
+
+    def norm_result(self, elements: int) -> int:
+        return self.stream(elements) if self.gathers_again else elements
 
     def keeps_input(self, projection: str) -> bool:
         return self.adapters is None or projection in self.adapters
@@ -99,7 +110,7 @@ def activation_bytes(config: ModelConfig, tokens: int, form: KeptForm) -> int:
     v, output and one fp32 sum a head, a gated activation its input.
     """
     kept = sum(layer_bytes(config, layer, form) for layer in config.layers)
-    stream = config.hidden_size * form.element_bytes
+    stream = form.stream(config.hidden_size) * form.element_bytes
     kept += 2 * stream  # the last norm's input, the gradient of the head's
     if form.recomputation == "blocks":
         kept -= stream  # nothing is added yet to what the first block is given
@@ -108,7 +119,7 @@ def activation_bytes(config: ModelConfig, tokens: int, form: KeptForm) -> int:
 
 def layer_bytes(config: ModelConfig, layer: LayerConfig, form: KeptForm) -> int:
     """What a layer keeps for each token."""
-    stream = config.hidden_size * form.element_bytes
+    stream = form.stream(config.hidden_size) * form.element_bytes
     if form.recomputation == "blocks":
         return 2 * stream  # the stream, and the update that is to be added
     mlp = mlp_bytes(config, layer, form)
@@ -117,26 +128,30 @@ def layer_bytes(config: ModelConfig, layer: LayerConfig, form: KeptForm) -> int:
 
 def attention_bytes(config: ModelConfig, form: KeptForm) -> int:
     """Of a token, from the first norm to attention's projection."""
-    kept = config.hidden_size  # the norm's input
+    kept = form.stream(config.hidden_size)  # the norm's input
     kept += 2 * config.q_size + 2 * config.kv_size  # q, k, v and the output
     if config.qk_norm:
         kept += config.q_size + config.kv_size
-    kept += config.hidden_size * config.post_norms
+    kept += form.stream(config.hidden_size * config.post_norms)
     kept += form.inner("qkv", "out")
-    results = config.hidden_size * form.keeps_input("qkv")  # the inputs of both products
+    results = form.norm_result(config.hidden_size) * form.keeps_input(
+        "qkv"
+    )  # the inputs of both products
     results += config.q_size * form.fp8
     return kept * form.element_bytes + results * form.result_bytes + 4 * config.num_heads
 
 
 def mlp_bytes(config: ModelConfig, layer: LayerConfig, form: KeptForm) -> int:
     """Of a token, from the second norm to the end."""
-    kept = config.hidden_size * (1 + config.post_norms)
+    kept = form.stream(config.hidden_size * (1 + config.post_norms))
     if layer.experts is not None:
         # the norm's result; of each expert its gathered input and its output to be weighted
         per_expert = 2 * config.hidden_size + 3 * layer.experts.mlp_size
         routed = layer.experts.num_experts + layer.experts.experts_per_token * per_expert
         return (kept + config.hidden_size + routed) * form.element_bytes
     kept += 2 * config.mlp_size + form.inner("gate_up", "down")
-    results = config.hidden_size * form.keeps_input("gate_up")  # the inputs of both products
+    results = form.norm_result(config.hidden_size) * form.keeps_input(
+        "gate_up"
+    )  # the inputs of both products
     results += config.mlp_size * form.keeps_input("down")
     return kept * form.element_bytes + results * form.result_bytes

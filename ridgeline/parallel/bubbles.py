@@ -131,19 +131,52 @@ def bubble_share(
     """Of the time of all devices along the pipeline, the part in which they have nothing to do.
     `times` are those of each stage, by default alike; `transfer` passes between two stages.
     """
-    check_micro_batches(layout, num_micro)
     times = times or [PassTimes()] * layout.num_stages
-    assert len(times) == layout.num_stages, (len(times), layout.num_stages)
-    orders = [pass_order(layout, num_micro, index) for index in range(layout.pipeline)]
-    span = _span(orders, times, transfer)
+    orders = _orders(layout, num_micro, times)
+    span = max(_ends(orders, times, transfer).values())
     work = sum(times[own.stage].of(own.kind) for order in orders for own in order)
     return 1.0 - work / (span * layout.pipeline)
 
 
-def _span(
-    orders: Sequence[Sequence[StagePass]], times: Sequence[PassTimes], transfer: float
+class TimedPass(NamedTuple):
+    """When a device begins and ends a pass."""
+
+    device: int  # along the pipeline
+    work: StagePass
+    begin: float
+    end: float
+
+
+def pass_times(
+    layout: Layout, num_micro: int, times: Sequence[PassTimes], transfer: float = 0.0
+) -> list[TimedPass]:
+    """Of all devices, in the order in which they do them."""
+    orders = _orders(layout, num_micro, times)
+    ends = _ends(orders, times, transfer)
+    return [
+        TimedPass(device, own, ends[own] - times[own.stage].of(own.kind), ends[own])
+        for device, order in enumerate(orders)
+        for own in order
+    ]
+
+
+def step_span(
+    layout: Layout, num_micro: int, times: Sequence[PassTimes], transfer: float = 0.0
 ) -> float:
-    """When the last device is done, each doing its passes in order as soon as it can."""
+    """From the first pass's beginning to the last one's end."""
+    return max(_ends(_orders(layout, num_micro, times), times, transfer).values())
+
+
+def _orders(layout: Layout, num_micro: int, times: Sequence[PassTimes]) -> list[list[StagePass]]:
+    check_micro_batches(layout, num_micro)
+    assert len(times) == layout.num_stages, (len(times), layout.num_stages)
+    return [pass_order(layout, num_micro, index) for index in range(layout.pipeline)]
+
+
+def _ends(
+    orders: Sequence[Sequence[StagePass]], times: Sequence[PassTimes], transfer: float
+) -> dict[StagePass, float]:
+    """Of each pass, every device doing its own in order as soon as it can."""
     ends: dict[StagePass, float] = {}
     clocks = [0.0] * len(orders)
     places = [0] * len(orders)
@@ -161,7 +194,7 @@ def _span(
                 ends[own] = clocks[index]
                 places[index] += 1
         assert sum(places) > before, "these orders wait for each other"
-    return max(clocks)
+    return ends
 
 
 def _source(own: StagePass, last: int) -> StagePass | None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from ridgeline.models import ModelConfig
@@ -143,17 +143,12 @@ class Holdings:
             return "all"  # each rank has its own heads, or its own columns of the experts
         return "all" if self.layout.sequence else "none"
 
-    @cached_property
+    @property
     def stages(self) -> tuple[range, ...]:
         """Which layers each stage has."""
         if self.layers_of_stages is not None:
             return self.layers_of_stages
-        if self.layout.num_stages == 1:
-            return (range(self.config.num_layers),)
-        costs = [layer_flops(self.config, layer) for layer in self.config.layers]
-        table = 2.0 * self.config.vocab_size * self.config.hidden_size
-        costs[-1] += table  # the head; looking up embeddings costs nothing
-        return tuple(cut_by_cost(costs, self.layout.num_stages))
+        return stage_layers(self.config, self.layout.num_stages)
 
     def stage_of(self, name: str, rank: int) -> int | None:
         """The stage of this rank that has the parameter; None: another rank's has."""
@@ -172,6 +167,17 @@ class Holdings:
         if name == "embed.weight":
             return (0, last) if self.config.tied_embeddings else (0,)
         return (last,)
+
+
+@lru_cache(maxsize=1024)
+def stage_layers(config: ModelConfig, num_stages: int) -> tuple[range, ...]:
+    """Cut by what the layers' products cost, the head on the last stage included."""
+    if num_stages == 1:
+        return (range(config.num_layers),)
+    costs = [layer_flops(config, layer) for layer in config.layers]
+    table = 2.0 * config.vocab_size * config.hidden_size
+    costs[-1] += table  # the head; looking up embeddings costs nothing
+    return tuple(cut_by_cost(costs, num_stages))
 
 
 def chunk(count: int, index: int, size: int) -> range:

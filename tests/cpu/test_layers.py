@@ -147,6 +147,15 @@ ROOMS = {
         "merge",
         "run",
     ],
+    "planning": [
+        "clusters",
+        "training",
+        "memory",
+        "serving",
+        "search",
+        "validating",
+        "output",
+    ],
     "bench": [
         "kernels",
         "engine",

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.smoke
         ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
         ("NVIDIA B200", "B200"),
         ("NVIDIA GB200", "GB200"),
+        ("NVIDIA B300 SXM6 AC", "B300"),
+        ("NVIDIA GB300", "GB300"),
         ("NVIDIA L4", "L4"),
         ("NVIDIA L40S", "L40S"),
         ("NVIDIA A10", "A10"),
@@ -82,7 +84,7 @@ def row(name: str) -> DeviceSpec:
 
 def test_every_promised_device_has_a_row() -> None:
     promised = {"A100 SXM 40GB", "A100 PCIe 40GB", "A100 SXM 80GB", "A100 PCIe 80GB"}
-    promised |= {"H100 SXM", "H100 PCIe", "H100 NVL", "H200", "B200", "GB200"}
+    promised |= {"H100 SXM", "H100 PCIe", "H100 NVL", "H200", "B200", "GB200", "B300", "GB300"}
     promised |= {"L4", "L40S", "A10", "T4", "RTX 3090", "RTX 4090", "RTX 5090"}
     promised |= {"MI210", "MI250X die", "MI300X", "MI325X", "MI355X"}
     assert {spec.name for spec in SPECS} == promised
@@ -106,7 +108,7 @@ def test_rows_are_physical_and_have_a_source(spec: DeviceSpec) -> None:
 
 
 # Dense fp16 multiply-adds per SM or CU and clock with fp32 accumulation, by architecture.
-FP16_FMAS = {"A100": 1024, "H": 2048, "B200": 4096, "GB200": 4096, "RTX": 256, "MI2": 512}
+FP16_FMAS = {"A100": 1024, "H": 2048, "B": 4096, "GB": 4096, "RTX": 256, "MI2": 512}
 FP16_FMAS |= {"L": 512, "A10": 512, "T4": 512, "MI3": 1024, "MI355X": 2048}
 
 

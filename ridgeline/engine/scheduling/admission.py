@@ -37,6 +37,13 @@ class Admission:
                 plan_piece(self._running, stream, step)
         self._admit(step, None)
 
+    def admits_nobody(self) -> bool:
+        """Whether it is known, without looking anything up, that no waiting stream can start now,
+        and that this stays so while running streams grow.
+        """
+        head = self._running.queue.head()
+        return head is None or self._is_blocked(head)
+
     def _admit(self, step: Step, before: Rank | None) -> None:
         """Start streams from the head of the queue, if `before` is given only those before it."""
         running = self._running

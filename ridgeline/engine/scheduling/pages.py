@@ -42,6 +42,24 @@ class PagePool:
         self._holders[page] = 1
         return page
 
+    def take_some(self, count: int) -> list[int]:
+        """So many free pages, or as many as there are."""
+        start = max(0, len(self._free) - count)
+        pages = self._free[start:]
+        del self._free[start:]
+        for page in pages:
+            self._is_free[page] = 0
+            self._holders[page] = 1
+        return pages
+
+    def give_back_some(self, pages: list[int]) -> None:
+        """Pages that each have one holder, who lets go, become free."""
+        for page in pages:
+            assert self._holders[page] == 1, f"page {page} has {self._holders[page]} holders"
+            self._is_free[page] = 1
+            self._holders[page] = 0
+        self._free += pages
+
     def hold(self, page: int) -> int:
         """One more holder of a page that is not free; how many it has now."""
         assert not self._is_free[page], f"page {page} is free and cannot be held"

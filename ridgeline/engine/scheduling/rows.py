@@ -43,7 +43,12 @@ def plan_decode(running: Running, step: Step) -> None:
         stream.last_step = step_id
         row += 1
     step.close_decode_rows()
-    for stream in rest:
+    plan_late_tokens(running, rest, step)
+
+
+def plan_late_tokens(running: Running, streams: list[Stream], step: Step) -> None:
+    """Of the streams that the quick loop has left: a token for each that has no drafts."""
+    for stream in streams:
         if stream.drafts == 0:
             _plan_token(running, stream, step)
 

@@ -75,11 +75,16 @@ class Received:
 
 
 class Scheduler:
+    # What counting.py has in their place, where nothing is computed.
+    _tables_type: type[Tables] = Tables
+    _step_type: type[Step] = Step
+    _plan_decode = staticmethod(plan_decode)
+
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.token_budget = config.token_budget  # may be changed between steps
         self.cache = PrefixCache(config.num_pages, config.page_size)
-        tables = Tables(self.cache, config.window, config.prefix_cache)
+        tables = self._tables_type(self.cache, config.window, config.prefix_cache)
         self._running = Running(tables, config.max_batch, ahead=config.ahead_of_drafts)
         self._admission = Admission(self._running)
         self._deadlines = Deadlines()
@@ -101,7 +106,8 @@ class Scheduler:
             return
         self._num_submitted += 1
         request = self._requests[ask.request_id] = Request(ask, self._num_submitted)
-        tokens = array("i", [*ask.prompt, *ask.output])
+        tokens = array("i", ask.prompt)
+        tokens.extend(ask.output)
         self._running.queue.push(self._running.new_stream(request, 0, tokens))
         self._deadlines.add(ask.request_id, ask.deadline)
 
@@ -183,10 +189,10 @@ class Scheduler:
         assert len(running.steps) < MAX_STEPS_OUT, f"{len(running.steps)} steps are out"
         self._end_overdue(now)
         running.num_short = 0
-        step = Step(self._num_steps + 1, self.token_budget)
+        step = self._step_type(self._num_steps + 1, self.token_budget)
         running.steps[step.step_id] = step
         drafting = note_drafts(running, drafts) if drafts else []
-        plan_decode(running, step)
+        self._plan_decode(running, step)
         num_decode_rows = len(step.rows)
         plan_drafts(running, drafting, step)
         num_draft_rows = len(step.rows) - num_decode_rows
@@ -195,9 +201,8 @@ class Scheduler:
             self._discard(step)
             return None
         self._num_steps += 1
-        plan = step.close(num_decode_rows, num_draft_rows)
-        self._computed_tokens += len(plan.token_ids)
-        return plan
+        self._computed_tokens += self.token_budget - step.budget
+        return step.close(num_decode_rows, num_draft_rows)
 
     def receive(
         self, step_id: int, tokens: Sequence[int], counts: Sequence[int] | None = None

@@ -12,7 +12,7 @@ never a guess: the plan was made again with it, and fitted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -157,13 +157,25 @@ def itemise(
     """The plan, whether it fits or not. Nothing of the config is open. Of several ranks that of the
     one that holds most.
     """
-    if config.layout.is_single:
-        return _itemised(model, config, device, free_bytes, method)
-    plans = [
-        _itemised(model, config, device, free_bytes, method, share)
-        for share in rank_shares(model, config)
-    ]
+    plans = itemise_stages(model, config, device, free_bytes, method)
     return max(plans, key=lambda plan: plan.used_bytes)
+
+
+def itemise_stages(
+    model: ModelConfig,
+    config: TrainConfig,
+    device: str,
+    free_bytes: int,
+    method: TrainingMethod = ALL_WEIGHTS,
+    devices: Collection[int] | None = None,
+) -> list[TrainingMemory]:
+    """Of one rank of each device along the pipeline, or of those named alone."""
+    if config.layout.is_single:
+        return [_itemised(model, config, device, free_bytes, method)]
+    return [
+        _itemised(model, config, device, free_bytes, method, share)
+        for share in rank_shares(model, config, devices)
+    ]
 
 
 def _itemised(
@@ -184,6 +196,9 @@ def _itemised(
             num_tokens=size.num_tokens // config.layout.context,
             num_held=share.num_held,
             in_flight=share.passes_in_flight,
+            stream_share=share.stream_share,
+            has_table=share.has_table,
+            has_head=share.has_head,
         )
     moment = peak(size)
     items = [*_weight_items(size, precision, method, config.layout.shard)]
@@ -270,9 +285,11 @@ def _gathered_items(
 ) -> Iterator[MemoryItem]:
     """What `fully_shard` puts together for a pass."""
     gathered = share.num_gathered * precision.dtype.itemsize
-    yield MemoryItem("gathered weights", gathered, "two layers, embedding and head, whole")
+    yield MemoryItem(
+        "gathered weights", gathered, "two layers (in a pipeline all), embedding and head, whole"
+    )
     sums = 0 if is_frozen else share.num_under_way * (4 + precision.dtype.itemsize)
-    yield MemoryItem("sums", sums, "gradients of one of them on their way, in fp32")
+    yield MemoryItem("sums", sums, "their gradients until they are shared out, in fp32")
 
 
 def _step_items(size: StepSize, moment: StepMoment) -> Iterator[MemoryItem]:

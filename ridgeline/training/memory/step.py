@@ -84,6 +84,9 @@ class StepSize:
     learns_text: bool = True  # beside a teacher's probabilities
     num_held: int | None = None  # parameters of one of several ranks; None: all of the model's
     in_flight: int = 1  # passes whose activations are held at once
+    stream_share: int = 1  # ranks that share the residual stream by tokens
+    has_table: bool = True  # the embeddings are on this device of a pipeline
+    has_head: bool = True  # and so are the last norm, the head and the loss
 
     @property
     def element(self) -> int:
@@ -95,13 +98,18 @@ class StepSize:
             return KeptForm(self.element, self.recomputation, adapters=self.adapters.kept)
         if self.fp8 and not self.keeps_codes:
             level = "elementwise" if self.recomputation == "none" else self.recomputation
-            return KeptForm(self.element, level)
-        return KeptForm(self.element, self.recomputation, self.fp8)
+            return KeptForm(self.element, level, stream_share=self.stream_share)
+        return KeptForm(self.element, self.recomputation, self.fp8, stream_share=self.stream_share)
 
     @property
     def is_cast(self) -> bool:
         """Whether operands of products are copied to another dtype first."""
         return self.product_dtype not in (None, self.dtype)
+
+    @property
+    def stream(self) -> int:
+        """Bytes of a token's residual stream on this rank."""
+        return self.element * -(-self.config.hidden_size // self.stream_share)
 
     @property
     def head(self) -> int:
@@ -143,19 +151,20 @@ def moments(size: StepSize) -> Iterator[StepMoment]:
         yield StepMoment("rounding", kept, size.sums, 0, size.rounding)
     if size.teacher is not None:
         yield from _divergence(size, size.teacher, kept)
-    if size.teacher is None or size.learns_text:
+    if size.has_head and (size.teacher is None or size.learns_text):
         yield from _loss(size, kept + _divergence_gradients(size))
-    rows = 2 * size.num_tokens * size.config.hidden_size * size.element  # the last norm's, consumed
+    rows = 2 * size.num_tokens * size.stream  # the last norm's, consumed
     for layer in set(size.config.layers):
         working = _backward(size, layer) + size.decoding
         if size.adapters is not None:
             yield StepMoment("backward", kept - rows, size.gradients, 0, working)
             continue
-        gradient = size.head * size.element + _largest_gradient(size, layer)
+        gradient = size.has_head * size.head * size.element + _largest_gradient(size, layer)
         yield StepMoment("backward", kept - rows, size.sums + gradient, 0, working)
     if size.adapters is None:
         yield _first_layer(size)
-        yield _embeddings(size)
+        if size.has_table:
+            yield _embeddings(size)
     update = 0 if size.on_gpu else int(UPDATE_NUMBERS[size.moments] * FP32 * PIECE)
     yield StepMoment("optimizer", 0, size.gradients, 0, update)
 

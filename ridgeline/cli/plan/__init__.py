@@ -1,0 +1,71 @@
+"""`ridgeline plan …`: what fits a cluster, how fast it would be and how sure that is, before money
+is spent. One file for each purpose (`--for`), shaped like a verb's.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rich.console import Console
+
+from ridgeline.cli.options import MODEL_HELP
+from ridgeline.cli.parser import Parser, group
+from ridgeline.cli.plan import serve, train, validate
+from ridgeline.cli.terminal import Terminal
+from ridgeline.errors import UsageError
+from ridgeline.planning.clusters.cluster import Cluster
+from ridgeline.planning.clusters.files import load_prices, with_prices
+from ridgeline.planning.clusters.parsing import EXAMPLES, gpu_named, parse_cluster
+
+PURPOSES: dict[str, ModuleType] = {"serve": serve, "train": train}
+EXAMPLE = """\
+ridgeline plan llama-3.1-405b --gpus 2048xH100 --for train --tokens 15T
+ridgeline plan llama-3.1-8b --gpus 8xH200 --for train --out plans
+ridgeline plan llama-3.1-70b --gpus 8xH200 --for serve --ttft-ms 500 --tpot-ms 40
+ridgeline plan --validate --points points"""
+MAIN_FLAGS = ("--gpus", "--for", "--prices", "--out", "--validate", "--points", "--tokens",
+              "--sequence-length", "--batch", "--workload", "--ttft-ms", "--tpot-ms",
+              "--router")  # fmt: skip
+
+
+def add_arguments(parser: Parser) -> None:
+    shape = f"a shape's name (`llama-3.1-8b`), or {MODEL_HELP}"
+    parser.add_argument("model", metavar="MODEL", nargs="?", help=shape)
+    cluster = group(parser, "cluster")
+    cluster.add_argument("--gpus", metavar="CLUSTER", help=f"{EXAMPLES}")
+    cluster.add_argument(
+        "--prices", type=Path, metavar="FILE",
+        help="prices of a GPU-hour, a TOML file of `\"H100\" = 2.4`; without it no money is shown",
+    )  # fmt: skip
+    plan = group(parser, "plan")
+    plan.add_argument("--for", dest="purpose", choices=sorted(PURPOSES), default="train",
+                      help="what the cluster is to do (default: train)")  # fmt: skip
+    for module in (*PURPOSES.values(), validate):
+        module.add_arguments(parser)
+
+
+def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
+    if args.validate:
+        return {"what": "validate", **validate.run(args, terminal)}
+    if args.points is not None:
+        raise UsageError("--points goes with --validate; add it")
+    if args.model is None:
+        raise UsageError("plan needs a model: a shape's name such as llama-3.1-8b, or a folder")
+    if args.gpus is None:
+        raise UsageError(f"plan needs --gpus; give e.g. {EXAMPLES}")
+    return {"what": args.purpose, **PURPOSES[args.purpose].run(args, cluster_of(args), terminal)}
+
+
+def cluster_of(args: argparse.Namespace) -> Cluster:
+    cluster = parse_cluster(args.gpus)
+    if args.prices is not None:
+        cluster = with_prices(cluster, load_prices(args.prices), gpu_named)
+    return cluster
+
+
+def render(document: dict[str, Any], console: Console) -> None:
+    module = validate if document["what"] == "validate" else PURPOSES[document["what"]]
+    module.render(document, console)

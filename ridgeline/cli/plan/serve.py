@@ -1,0 +1,156 @@
+"""`ridgeline plan MODEL --gpus 8xH200 --for serve`: the best way to serve a workload there."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.cli.options import add_latency_bounds, add_some_flags, add_workload, from_flags
+from ridgeline.cli.parser import group
+from ridgeline.cli.plan.train import model_of
+from ridgeline.cli.terminal import Terminal
+from ridgeline.data.traces import load_workload
+from ridgeline.hardware.units import human_bytes
+from ridgeline.planning.clusters.cluster import Cluster
+from ridgeline.planning.serving.answer import answer, command, write_plans
+from ridgeline.planning.serving.fleet import Policy
+from ridgeline.planning.serving.search import GOOD, search
+from ridgeline.planning.serving.served import ServiceLevel
+from ridgeline.recipe import Recipe
+
+RECIPE_FLAGS = (
+    "scheme", "kv.dtype", "kv.page_size", "kv.prefix_cache", "limits.max_batch",
+    "limits.token_budget", "limits.memory_share", "parallel.tensor",
+)  # fmt: skip
+MOST_SHOWN = 8  # rejections
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    workload = add_workload(parser, default="throughput")
+    add_latency_bounds(workload, "; with --for serve")
+    group(parser, "serving").add_argument(
+        "--router",
+        choices=get_args(Policy),
+        default="prefix",
+        help="how requests are spread over replicas (default: %(default)s, as the server does)",
+    )
+    add_some_flags(group(parser, "serving"), Recipe, RECIPE_FLAGS)
+
+
+def run(args: argparse.Namespace, cluster: Cluster, terminal: Terminal) -> dict[str, Any]:
+    config = model_of(args.model)
+    workload = load_workload(args.workload, num_output_tokens=args.output_tokens)
+    slo = ServiceLevel(_seconds(args.ttft_ms), _seconds(args.tpot_ms))
+    base = from_flags(args, Recipe)
+    with terminal.progress() as progress:
+        result = search(config, cluster, workload, base, slo, args.router, progress)
+    document = answer(args.model, cluster, workload, slo, result)
+    paths = write_plans(args.out, document) if args.out is not None else []
+    document["files"] = [str(path) for path in paths]
+    document["command"] = command(
+        args.model, document["plans"][0], paths[0] if paths else Path("plan-1.json")
+    )
+    return document
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3
+
+
+def render(document: Mapping[str, Any], console: Console) -> None:
+    workload, best, sure = document["workload"], document["best"], document["sure"]
+    console.print(f"{document['model']} on {document['cluster']}", markup=False, soft_wrap=True)
+    console.print(
+        f"{workload['requests']:,} requests in {workload['duration_s']:.0f} s, "
+        f"{workload['mean_prompt_tokens']:.0f} tokens in and {workload['mean_output_tokens']:.0f} "
+        f"out in the mean ({workload['name']})",
+        markup=False,
+        soft_wrap=True,
+    )
+    console.print(f"\nbest: {best['option']}", markup=False, soft_wrap=True)
+    console.print(
+        f"each GPU: {', '.join(f'{k} {human_bytes(v)}' for k, v in _largest(best['memory']))} of "
+        f"{human_bytes(best['free_bytes'])}; {best['kv_tokens']:,} tokens of KV a replica",
+        markup=False,
+        soft_wrap=True,
+    )
+    if not document["met"]:
+        console.print(f"the service level is not met: {document['closest']}", soft_wrap=True)
+    console.print()
+    console.print(_curve_table(document))
+    console.print(
+        f"[dim]sure: TPOT ±{sure['tpot']:.0%}, TTFT ±{sure['ttft']:.0%}, tokens/s "
+        f"±{sure['throughput']:.0%} ({sure['basis']})[/dim]",
+        soft_wrap=True,
+    )
+    if document["frontier"]:
+        console.print()
+        console.print(_frontier_table(document))
+    if document["why_not"]:
+        console.print()
+        console.print(_why_not_table(document))
+    console.print(f"\nrun it: {document['command']}", markup=False, soft_wrap=True)
+    if not document["files"]:
+        console.print("[dim]--out DIR writes plan-1.json[/dim]")
+
+
+def _largest(memory: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(memory.items(), key=lambda item: -item[1])[:3]
+
+
+def _table(title: str, names: tuple[str, ...]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column(title)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _curve_table(document: Mapping[str, Any]) -> Table:
+    """The best option under each load that was tried."""
+    money = "price_per_million_tokens" in document["best"]
+    names = ("requests/s", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "good")
+    table = _table("load", names + (("price/M",) if money else ()))
+    for point in sorted(document["curves"], key=lambda point: point["load"]):
+        if point["option"] != document["best"]["option"]:
+            continue
+        good = "" if point["goodput"] is None else f"{point['goodput']:.0%}"
+        cells = [
+            f"{point['load']:g}x",
+            f"{point['requests_per_s']:.2f}",
+            f"{1e3 * point['ttft']['p50']:.0f} ms",
+            f"{1e3 * point['ttft']['p99']:.0f} ms",
+            f"{1e3 * point['tpot']['p50']:.1f} ms",
+            f"{1e3 * point['tpot']['p99']:.1f} ms",
+            f"{point['output_tokens_per_s']:,.0f}",
+            good,
+        ]
+        table.add_row(*cells, *([f"{point['price_per_million_tokens']:.2f}"] if money else []))
+    return table
+
+
+def _frontier_table(document: Mapping[str, Any]) -> Table:
+    names = ("load", "tokens/s/GPU", "tokens/s/user")
+    table = _table(f"frontier, where {GOOD:.0%} are good", names)
+    for point in document["frontier"]:
+        table.add_row(
+            point["option"],
+            f"{point['load']:g}x",
+            f"{point['tokens_per_s_per_gpu']:,.0f}",
+            f"{point['tokens_per_s_per_user']:,.0f}",
+        )
+    return table
+
+
+def _why_not_table(document: Mapping[str, Any]) -> Table:
+    table = _table(f"why not ({len(document['why_not'])} more)", ())
+    table.add_column("because")
+    for rejection in document["why_not"][:MOST_SHOWN]:
+        remedy = f"; {rejection['remedy']}" if rejection["remedy"] else ""
+        table.add_row(rejection["option"], rejection["constraint"] + remedy)
+    return table

@@ -1,0 +1,113 @@
+"""`ridgeline plan --validate --points FOLDER`: predictions beside published measurements.
+
+ridgeline plan --validate --points points       # train.csv and serve.csv there
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.cli.parser import group
+from ridgeline.cli.terminal import Terminal
+from ridgeline.errors import UsageError
+from ridgeline.planning.training.constants import load_fitted
+from ridgeline.planning.validating.judging import (
+    JudgedRow,
+    by_source,
+    errors_of,
+    judge_steps,
+    worst,
+)
+from ridgeline.planning.validating.points import read_points
+from ridgeline.planning.validating.serve_judging import CALIBRATING, judge_serving
+from ridgeline.planning.validating.serve_points import read_serve_points
+from ridgeline.profiling.printing import safe_text
+
+FILES = ("train.csv", "serve.csv")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    checking = group(parser, "checking the planner")
+    checking.add_argument(
+        "--validate", action="store_true",
+        help="predict published measurements and show the error by source",
+    )  # fmt: skip
+    checking.add_argument(
+        "--points", type=Path, metavar="DIR",
+        help=f"the measurements: {' and '.join(FILES)} (docs/planning.md has the columns)",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
+    if args.points is None:
+        raise UsageError("--validate needs measurements; give --points DIR with train.csv")
+    if not args.points.is_dir():
+        raise UsageError(f"--points {args.points} is no folder; give one with {FILES[0]}")
+    fitted, rows = load_fitted(), list[JudgedRow]()
+    training, serving = (args.points / name for name in FILES)
+    if not training.exists() and not serving.exists():
+        raise UsageError(f"{args.points} has neither of {', '.join(FILES)}")
+    with terminal.progress() as progress:
+        points = read_points(training) if training.exists() else []
+        for number in range(0, len(points), 40):
+            progress("predicting", number, len(points))
+            rows += judge_steps(points[number : number + 40], fitted)
+        served = read_serve_points(serving) if serving.exists() else []
+        rows += judge_serving(served, progress)
+    fitted_to = {row.source for row in rows if row.source.endswith(CALIBRATING)}
+    return summary(rows, (*fitted.fitted_to, *sorted(fitted_to)))
+
+
+def summary(rows: list[JudgedRow], fitted_to: tuple[str, ...]) -> dict[str, Any]:
+    sources = by_source(rows, fitted_to)
+    judged: dict[str, list[float]] = {}
+    for row in rows:
+        if row.error is not None and row.source not in fitted_to:
+            judged.setdefault(row.kind, []).append(row.error)
+    refused = Counter((row.source, row.refused) for row in rows if row.refused)
+    return {
+        "num": len({row.id for row in rows}),
+        "num_predicted": len({row.id for row in rows if not row.refused}),
+        "sources": [asdict(each) for each in sources],
+        "judged": [
+            asdict(errors_of("all not fitted to", kind, errors, False))
+            for kind, errors in judged.items()
+        ],
+        "worst": [asdict(row) | {"error": row.error} for row in worst(rows)],
+        "refused": [
+            {"source": source, "reason": reason, "num": count}
+            for (source, reason), count in refused.items()
+        ],
+    }
+
+
+def render(document: dict[str, Any], console: Console) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in ("source", "of"):
+        table.add_column(name, no_wrap=True)
+    for name in ("rows", "median", "p90", "bias"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for row in document["sources"] + document["judged"]:
+        table.add_row(
+            safe_text(row["source"]), row["kind"], str(row["num"]), f"{row['median']:.1%}",
+            f"{row['p90']:.1%}", f"{row['bias']:+.1%}", "fitted to" if row["is_fitted"] else "",
+        )  # fmt: skip
+    console.print(table)
+    share = document["num_predicted"] / document["num"]
+    console.print(f"{document['num_predicted']} of {document['num']} rows predicted ({share:.1%})")
+    console.print("the worst:")
+    for row in document["worst"]:
+        console.print(
+            safe_text(f"  {row['id']}: predicted {row['predicted']:.4g}, "
+                      f"measured {row['measured']:.4g} ({row['error']:+.1%})")
+        )  # fmt: skip
+    for row in document["refused"]:
+        console.print(safe_text(f"refused {row['num']} of {row['source']}: {row['reason']}"))

@@ -1,0 +1,254 @@
+"""The scheduler of who simulates: it decides what the engine's decides, with the same code, and
+says of a step only how much is in it. Nothing is computed, so no token, slot or page has to reach
+a device.
+
+Most rounds of planning and receiving only give each running stream its next token. `num_quiet` says
+how many such are ahead, and `take_quiet` takes them at once. Afterwards all is as it would be
+behind so many rounds, but for which page of the pool is whose.
+
+    scheduler = CountingScheduler(config)
+    scheduler.submit(ask)
+    counted = scheduler.count(now)
+    counted.num_tokens, counted.positions, counted.num_pairs
+    scheduler.bring(counted.step_id)
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from ridgeline.engine.scheduling.rows import plan_late_tokens
+from ridgeline.engine.scheduling.running import Running
+from ridgeline.engine.scheduling.scheduler import Received, Scheduler
+from ridgeline.engine.scheduling.state import Stream
+from ridgeline.engine.scheduling.step_plan import Step, StepPlan
+from ridgeline.engine.scheduling.tables import Tables
+
+NOTHING = StepPlan(0)
+
+
+@dataclass(frozen=True, slots=True)
+class CountedStep:
+    """How much is in a step."""
+
+    step_id: int
+    num_tokens: int
+    num_samples: int
+    positions: list[int]  # of the rows that decode: how many tokens each has before it
+    num_pairs: int  # of a prompt's token and a token it may see, itself included
+    prompts_ended: list[Hashable]  # requests whose prompt's last piece it has
+
+
+class CountingStep(Step):
+    """A step without the lists of its plan."""
+
+    __slots__ = ("num_pairs", "positions")
+
+    def __init__(self, step_id: int, budget: int) -> None:
+        self.step_id, self.budget, self.num_lookups = step_id, budget, 0
+        self.rows, self.samples, self.pieces, self.pins, self.leaving = [], [], [], [], []
+        self.positions: list[int] = []
+        self.num_pairs = 0
+        self.plan = NOTHING
+
+    def add_row(self, stream: Stream, token_ids: Sequence[int], slots: Sequence[int]) -> None:
+        first, new = stream.position, len(token_ids)
+        self.rows.append(stream)
+        if stream.state == "decoding":
+            self.positions.append(first)
+        else:
+            self.num_pairs += new * first + new * (new + 1) // 2
+        self.budget -= new
+        stream.last_step = self.step_id
+
+    def add_sample(self, stream: Stream, num_drafts: int = 0, holds: bool = False) -> None:
+        assert not num_drafts, "nothing is drafted"
+        stream.last_step = self.step_id
+        self.samples.append(stream)
+
+    def close_decode_rows(self) -> None:
+        self.budget -= len(self.rows)
+        self.samples.extend(self.rows)
+
+    def seat(self, stream: Stream, seat: int) -> None:
+        stream.seat = seat
+
+    def take_from_device(self, stream: Stream) -> None:
+        """Its token is nobody's question."""
+
+    def set_page(self, stream: Stream, index: int, page: int) -> None:
+        """No device has a table."""
+
+    def copy_page(self, source: int, page: int) -> None:
+        self.pins.append(source)
+
+    def close(self, num_decode_rows: int, num_draft_rows: int) -> StepPlan:
+        return NOTHING
+
+
+class CountingTables(Tables):
+    """Nobody asks where keys and values are written, or which page is whose."""
+
+    def slots(self, stream: Stream, first: int, end: int) -> range:
+        return range(0)
+
+    def extend(self, stream: Stream, end: int, step: Step) -> int:
+        """Where nothing is kept for others, pages are free or somebody's: taken all at once."""
+        wanted = -(-end // self.size) - len(stream.pages)
+        if self.reuse or stream.copy_source is not None:
+            return super().extend(stream, end, step)
+        if wanted > 0:
+            pages = self.cache.pool.take_some(wanted)
+            stream.pages += pages
+            if stream.promised:
+                self.promise(stream, max(0, stream.promised - len(pages)))
+        return min(len(stream.pages) * self.size, end)
+
+    def release(self, stream: Stream) -> None:
+        if self.reuse or stream.num_hit or stream.copy_source is not None or self.window:
+            super().release(stream)
+        else:
+            self.cache.pool.give_back_some(stream.pages)
+            self.promise(stream, 0)
+
+
+def count_decode(running: Running, step: Step) -> None:
+    """rows.py's `plan_decode`, without its lists."""
+    assert isinstance(step, CountingStep), "for steps that are counted"
+    rest, step_id = [], step.step_id
+    add_row, add_position = step.rows.append, step.positions.append
+    for stream in running.decoding[: step.budget]:
+        position = stream.position
+        if position >= stream.limit:
+            rest.append(stream)
+            continue
+        add_row(stream)
+        add_position(position)
+        stream.position = position + 1
+        stream.last_step = step_id
+    step.close_decode_rows()
+    plan_late_tokens(running, rest, step)
+
+
+class CountingScheduler(Scheduler):
+    """Requests have a length to reach and no stop ids, and nothing is drafted."""
+
+    _tables_type = CountingTables
+    _step_type = CountingStep
+    _plan_decode = staticmethod(count_decode)
+
+    def count(self, now: float = 0.0) -> CountedStep | None:
+        """What `plan` would plan."""
+        budget = self.token_budget
+        if self.plan(now) is None:
+            return None
+        step = self._running.steps[self._num_steps]
+        assert isinstance(step, CountingStep), "it makes no others"
+        return CountedStep(
+            step.step_id,
+            budget - step.budget,
+            len(step.samples),
+            step.positions,
+            step.num_pairs,
+            [stream.key[0] for stream, end in step.pieces if end == stream.target],
+        )
+
+    def bring(self, step_id: int) -> bool:
+        """The oldest step that is out has its tokens. Whether a request has ended with them."""
+        return bool(self.receive(step_id, ()).finished)
+
+    def num_quiet(self, most: int) -> int:
+        """How many rounds, up to `most`, of planning a step and receiving the one before it have a
+        token for each stream and nothing else: no prompt, no stream that ends, none that is short
+        of a page. The step that is out, if any, must be such a one.
+        """
+        running = self._running
+        if (
+            running.prefilling
+            or running.tables.window is not None
+            or len(running.decoding) > self.token_budget
+            or not self._admission.admits_nobody()
+            or (running.steps and _quiet_step(running) is None)
+        ):
+            return 0
+        last = self._num_steps if running.steps else None
+        for stream in running.decoding:
+            left = stream.full_length - 2 - stream.position  # the last token comes by a planned one
+            if left < most:
+                most = left
+            if most < 1 or (last is not None and stream.last_step != last) or stream.copy_source:
+                return 0
+        return _with_pages(running, most) if running.decoding else 0
+
+    def take_quiet(self, rounds: int) -> int:
+        """So many of them at once; the number of the last step."""
+        running = self._running
+        self._num_steps += rounds
+        self._computed_tokens += rounds * len(running.decoding)
+        last = running.received = self._num_steps
+        step = _quiet_step(running)
+        if step is not None:
+            running.steps = {last: step}
+            step.step_id = last
+            running.received -= 1
+        scratch, extend = CountingStep(last, 0), running.tables.extend
+        for stream in running.decoding:
+            stream.position += rounds
+            stream.last_step = last
+            stream.tokens.extend(array("i", [stream.request.number]) * rounds)
+            if stream.position > stream.limit:
+                extend(stream, stream.position, scratch)
+                stream.limit = 0
+        return last
+
+    def decoding_positions(self) -> list[int]:
+        """Of the streams that decode: the position of the token each has next."""
+        return [stream.position for stream in self._running.decoding]
+
+    def _deliver(self, samples: list[Stream], tokens: Sequence[int]) -> Received:
+        """A token for each sample; a request's tokens are its own number, so that no two answers
+        are alike.
+        """
+        received = Received()
+        for stream in samples:
+            if not stream.ended:
+                known = stream.tokens
+                known.append(stream.request.number)
+                if len(known) >= stream.full_length:
+                    self._finish_if_done(stream, stream.request.number, received)
+        return received
+
+
+def _quiet_step(running: Running) -> CountingStep | None:
+    """The step that is out, if it is the only one and had a token for each stream that decodes, and
+    nothing else.
+    """
+    if len(running.steps) != 1:
+        return None
+    (step,) = running.steps.values()
+    others = step.pieces or step.leaving or step.pins
+    if others or len(step.samples) != len(running.decoding):
+        return None
+    assert isinstance(step, CountingStep), "it makes no others"
+    return step
+
+
+def _with_pages(running: Running, most: int) -> int:
+    """Of so many rounds, those for which there are pages."""
+    streams, size = running.decoding, running.tables.size
+    available = running.tables.cache.num_available
+
+    def fits(rounds: int) -> bool:
+        return available >= sum(
+            max(0, -(-(stream.position + rounds) // size) - len(stream.pages)) for stream in streams
+        )
+
+    if len(streams) * (most // size + 1) <= available or fits(most):
+        return most
+    enough, too_many = 0, most
+    while too_many - enough > 1:
+        middle = (enough + too_many) // 2
+        enough, too_many = (middle, too_many) if fits(middle) else (enough, middle)
+    return enough

@@ -1,0 +1,1 @@
+"""What a model needs on a cluster before money is spent: what fits, how fast, how sure."""

@@ -1,0 +1,1 @@
+"""Which layouts and settings there are, and which of them is the fastest that fits."""

@@ -1,0 +1,185 @@
+"""What a step takes, from the few integers that change from one step to the next: tokens, rows that
+sample, keys that are read, pairs that prompts attend to. The model of a step
+(profiling/predicting/) says what each costs; here its answers are put into curves and rates, so
+that a simulated step costs microseconds.
+
+    times = PredictedTimes.of(state)                   # a RunState: model, recipe, hardware
+    times.seconds(tokens=64, samples=64, keys=[64 * 500], pairs=0)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import hypot
+
+from ridgeline.engine.memory.parts import part_of
+from ridgeline.models.cost import MeanStep
+from ridgeline.profiling.predicting.run_state import RunState
+from ridgeline.profiling.predicting.step_model import StepParts, modelled
+
+# Attention's rates are read off one step with so many keys, and one with so many pairs.
+MANY_KEYS, MANY_PAIRS = 1e8, 1e10
+MANY_TOKENS = 8192  # a step in which products are bound by multiplying
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """By how much a machine's steps are off from what the model of a step says of them, fitted to
+    points measured there (calibrating.py).
+    """
+
+    matrices: float = 1.0  # times as long
+    attention: float = 1.0
+    prompts: float = 1.0  # the whole of steps that hold pieces of prompts, more than the others
+    step_s: float = 0.0  # more, each step
+    row_s: float = 0.0  # more, each row that samples: what a host does for each
+    request_s: float = 0.0  # before a request reaches the scheduler, and its tokens the reader
+
+
+class LazyCurve:
+    """Seconds by a count, computed at a few counts when they are first asked for, and on straight
+    lines between them.
+    """
+
+    def __init__(self, compute: Callable[[int], float]) -> None:
+        self._compute = compute
+        self._points: dict[int, float] = {}
+        self._values: dict[int, float] = {}
+
+    def __call__(self, count: int) -> float:
+        known = self._values.get(count)
+        if known is None:
+            known = self._values[count] = self._between(count)
+        return known
+
+    def _between(self, count: int) -> float:
+        index = bisect_left(COUNTS, count)
+        if index == len(COUNTS) or COUNTS[index] == count:
+            return self._point(count)
+        low, high = COUNTS[index - 1], COUNTS[index]
+        below, above = self._point(low), self._point(high)
+        return below + (above - below) * (count - low) / (high - low)
+
+    def _point(self, count: int) -> float:
+        if count not in self._points:
+            self._points[count] = self._compute(count)
+        return self._points[count]
+
+
+def _counts() -> list[int]:
+    """Each up to 16, then four between one power of two and the next, with both sides of where a
+    matrix product goes another way (64) and where graphs end (512).
+    """
+    steps = [16 * 2**power for power in range(11)]
+    between = [start + start * part // 4 for start in steps for part in range(4)]
+    return sorted({*range(17), *between, 65, 513})
+
+
+COUNTS = _counts()
+
+
+class BaseTime:
+    """What steps of as many tokens and samples have in common."""
+
+    __slots__ = ("_busy", "_first", "_host", "_launches", "_rest")
+
+    def __init__(self, busy: float, launches: float, host: float, key_s: Sequence[float]) -> None:
+        self._busy, self._launches, self._host = busy, launches, host
+        self._first, self._rest = key_s[0], key_s[1:]
+
+    def seconds(self, keys: Sequence[int]) -> float:
+        """A device that is quicker than its launches waits for them."""
+        device = self._busy + self._first * keys[0]
+        if self._rest:
+            device += sum(s * n for s, n in zip(self._rest, keys[1:], strict=True))
+        return (device if device > self._launches else self._launches) + self._host
+
+
+class PredictedTimes:
+    """Seconds of a step. `windows` are those of the layers' attention, each kind once: keys are
+    counted for each kind by itself, none more than its window holds.
+    """
+
+    def __init__(self, state: RunState, tuning: Tuning) -> None:
+        recipe = state.recipe
+        self._state = replace(state, config=part_of(state.config, recipe))
+        self.tuning = tuning
+        layers = Counter(layer.window for layer in state.config.layers)
+        self.windows = sorted(layers, key=lambda window: (window is not None, window))
+        per_key, self._pair_s = self._attention_rates()
+        share = {window: count / state.config.num_layers for window, count in layers.items()}
+        self._key_s = [per_key * share[window] for window in self.windows]
+        self._bases: dict[tuple[int, int], BaseTime] = {}
+        self._reading_s = self._parts(1, 0).matrices_s
+        self._token_s = self._parts(MANY_TOKENS, 0).matrices_s / MANY_TOKENS
+        self._busy, self._launches = LazyCurve(self._busy_s), LazyCurve(self._launch_s)
+        self._heads = LazyCurve(self._head_s)
+        self._host_s = self._parts(1, 1).host_s + tuning.step_s
+
+    @classmethod
+    def of(cls, state: RunState, tuning: Tuning | None = None) -> PredictedTimes:
+        return cls(state, tuning or Tuning())
+
+    def seconds(self, tokens: int, samples: int, keys: Sequence[int], pairs: int) -> float:
+        """`keys` are those that decode rows read, for each kind of window; `pairs` those of the
+        prompts' tokens and what they see.
+        """
+        seconds = self._base(tokens, samples).seconds(keys)
+        if not pairs:
+            return seconds
+        return (seconds + self._pair_s * pairs) * self.tuning.prompts
+
+    def of_rows(self, rows: int) -> Callable[[Sequence[int]], float]:
+        """The seconds of decode steps with so many rows, by the keys that they read."""
+        return self._base(rows, rows).seconds
+
+    def _base(self, tokens: int, samples: int) -> BaseTime:
+        known = self._bases.get((tokens, samples))
+        if known is None:
+            busy, launches = self._busy(tokens) + self._heads(samples), self._launches(tokens)
+            host = self._host_s + self.tuning.row_s * samples
+            known = BaseTime(busy, launches, host, self._key_s)
+            self._bases[tokens, samples] = known
+        return known
+
+    def _parts(self, tokens: int, samples: int, pairs: float = 0.0, keys: float = 0.0) -> StepParts:
+        rows = min(tokens, max(samples, 1))
+        return modelled(self._state, MeanStep(rows, tokens, samples, pairs, keys))
+
+    def _busy_s(self, tokens: int) -> float:
+        """Of the device, but for attention's keys and the head."""
+        parts = self._parts(tokens, 0)
+        matrices, attention = self.tuning.matrices, self.tuning.attention
+        own = self._matrices_s(tokens) * matrices + parts.attention_s * attention + parts.other_s
+        return own + parts.gap_s + parts.communication_s
+
+    def _matrices_s(self, tokens: int) -> float:
+        """Where reading weights and multiplying take about as long, products take longer than
+        either: as the two sides of a right angle do. cuBLAS in bf16 on the H200 (2026-11-15) reads
+        at 81, 77 and 57% of the bandwidth with 64, 128 and 256 rows; by this it is 94, 80 and 56.
+        """
+        ridge = hypot(self._reading_s, self._token_s * tokens)
+        return max(self._parts(tokens, 0).matrices_s, ridge)
+
+    def _launch_s(self, tokens: int) -> float:
+        return self._parts(tokens, 1).launch_s if self._state.on_gpu else 0.0
+
+    def _head_s(self, samples: int) -> float:
+        """Of the product with the vocabulary, and of gathering what ranks have made of it."""
+        with_head, without = self._parts(1, samples), self._parts(1, 0)
+        product = with_head.matrices_s - without.matrices_s
+        gathered = with_head.communication_s - without.communication_s
+        return product * self.tuning.matrices + gathered
+
+    def _attention_rates(self) -> tuple[float, float]:
+        """Seconds of a key that a decode row reads in all layers, and of a prompt's pair."""
+        layers = tuple(replace(layer, window=None) for layer in self._state.config.layers)
+        state = replace(self._state, config=replace(self._state.config, layers=layers))
+        none = modelled(state, MeanStep(1, 1, 1, 0, 0)).attention_s
+        keys = modelled(state, MeanStep(1, 1, 1, MANY_KEYS, MANY_KEYS)).attention_s
+        pairs = modelled(state, MeanStep(1, 1, 1, MANY_PAIRS, 0)).attention_s
+        factor = self.tuning.attention
+        return factor * (keys - none) / MANY_KEYS, factor * (pairs - none) / MANY_PAIRS

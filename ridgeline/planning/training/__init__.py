@@ -1,0 +1,1 @@
+"""What a training step takes on a cluster: its work, its collectives, its pipeline."""

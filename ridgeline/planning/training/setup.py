@@ -1,0 +1,79 @@
+"""What a training step is planned for: the model, the layout, the batch, and the software that runs
+it. Ridgeline's own is `RIDGELINE`; others stand here because the published measurements that plans
+are checked against were made with them.
+
+    setup = TrainSetup(model, Layout.parse("shard=8"), sequence=4096, batch=64, micro=1)
+    setup.num_micro         # passes of a rank in a step
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ridgeline.models import ModelConfig
+from ridgeline.parallel.layout import Layout
+from ridgeline.training.config import Recomputation
+
+# "scores": all pairs are written out; the others never have them in memory.
+AttentionKernel = Literal["scores", "flash", "flash2", "cudnn"]
+Units = Literal["bf16", "fp16", "fp8", "fp4"]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """How a step is executed, as far as it changes what the step takes."""
+
+    name: str
+    attention: AttentionKernel = "cudnn"
+    passes: float = 1.0  # over element-wise tensors; 1: everything between products is fused
+    reduce_bytes: int = 4  # of an element of a gradient that is summed over ranks
+    shards_optimizer: bool = False  # over all ranks that replicate (ZeRO-1)
+    hides_data: bool = True  # sums of gradients and gathers run beside passes
+    hides_tensor: float = 0.0  # share of tensor parallel's messages that hides in products
+    gathers_each_pass: bool = True  # with `shard`: weights, and gradients summed, in every pass
+    regathers: bool = True  # with `shard`: weights are let go between forward and backward
+    has_dropout: bool = False  # masks are kept
+    gradient_bytes: int = 4  # of a weight's gradient as it is kept over passes
+    master_bytes: float = 12.0  # of a weight: what the optimizer keeps beside it
+    fuses_loss: bool = True  # logits of all rows are never there at once
+    logit_copies: float = 0.0  # bytes of each logit, where they are
+    slowness: float = 1.0  # of all it computes: a mode that is known to be slower
+    is_full_attention: bool = False  # pairs that cannot see each other are computed too
+
+
+RIDGELINE = Stack("ridgeline", master_bytes=6.0)  # 16 bits that bf16 lacks, moments in bf16
+
+
+@dataclass(frozen=True)
+class TrainSetup:
+    """One candidate of a search, or one published measurement."""
+
+    model: ModelConfig
+    layout: Layout
+    sequence: int  # tokens
+    batch: int  # sequences of a step, over all ranks
+    micro: int  # sequences of a pass
+    recomputation: Recomputation = "none"
+    units: Units = "bf16"
+    stack: Stack = RIDGELINE
+    # Share of the layers' products that the backward pass computes again; None: as the level says.
+    products_again: float | None = None
+    scores_again: bool = False  # attention's core alone is computed again
+
+    @property
+    def num_micro(self) -> int:
+        return max(1, self.batch // (self.layout.size_of("data") * self.micro))
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.batch * self.sequence
+
+    @property
+    def micro_tokens(self) -> int:
+        """Of a pass, on one rank."""
+        return self.micro * self.sequence // self.layout.context
+
+    def changed(self, **values: object) -> TrainSetup:
+        return replace(self, **values)  # type: ignore[arg-type]

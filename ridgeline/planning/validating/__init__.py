@@ -1,0 +1,1 @@
+"""Plans against published measurements: points read, predicted, and their errors by source."""

@@ -1,0 +1,123 @@
+"""Predictions beside published measurements: error by source, the worst first, and every row that
+was not predicted with its reason.
+
+    judged = judge_steps(read_points(path), load_fitted())
+    by_source(judged)[0].median
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from ridgeline.errors import RidgelineError
+from ridgeline.planning.training.constants import Fitted, family_of
+from ridgeline.planning.training.step import StepEstimate, estimate_step
+from ridgeline.planning.validating.points import TrainPoint
+
+
+@dataclass(frozen=True)
+class JudgedRow:
+    """One measurement, in seconds or bytes."""
+
+    id: str
+    source: str
+    kind: str  # "step", "peak", "steady"
+    predicted: float | None
+    measured: float | None  # None: it ran out of memory
+    family: str = ""
+    refused: str = ""
+
+    @property
+    def error(self) -> float | None:
+        """0.1: predicted 10% too high."""
+        if self.predicted is None or self.measured is None:
+            return None
+        return self.predicted / self.measured - 1.0
+
+
+@dataclass(frozen=True)
+class SourceErrors:
+    source: str
+    kind: str
+    num: int
+    median: float  # of the sizes
+    p90: float
+    bias: float  # median with its sign: above zero, predictions were too high
+    is_fitted: bool  # constants were fitted to it
+
+
+def best_estimate(point: TrainPoint, fitted: Fitted) -> StepEstimate | None:
+    """Of what a source leaves open, the fastest: it would have chosen so."""
+    assert point.pool is not None
+    best: StepEstimate | None = None
+    for setup in point.setups:
+        try:
+            estimate = estimate_step(setup, point.pool, fitted)
+        except RidgelineError:
+            continue
+        if best is None or estimate.step_s < best.step_s:
+            best = estimate
+    return best
+
+
+def judge_steps(points: Iterable[TrainPoint], fitted: Fitted) -> list[JudgedRow]:
+    rows = []
+    for point in points:
+        if point.refused:
+            row = JudgedRow(point.id, point.source, "step", None, None, refused=point.refused)
+        else:
+            estimate = best_estimate(point, fitted)
+            predicted = None if estimate is None else estimate.step_s
+            reason = "" if estimate is not None else "no setting of it can be run"
+            family = family_of(point.pool.gpu.name) if point.pool else ""
+            row = JudgedRow(point.id, point.source, "step", predicted, point.step_s, family, reason)
+        rows.append(row)
+    return rows
+
+
+def by_source(rows: Sequence[JudgedRow], fitted_to: Sequence[str]) -> list[SourceErrors]:
+    """In the order in which sources were first met."""
+    names = dict.fromkeys((row.source, row.kind) for row in rows)
+    results = []
+    for source, kind in names:
+        errors = [
+            row.error
+            for row in rows
+            if (row.source, row.kind) == (source, kind) and row.error is not None
+        ]
+        if errors:
+            results.append(errors_of(source, kind, errors, source in fitted_to))
+    return results
+
+
+def errors_of(source: str, kind: str, errors: Sequence[float], is_fitted: bool) -> SourceErrors:
+    sizes = sorted(map(abs, errors))
+    p90 = sizes[math.ceil(0.9 * len(sizes)) - 1]
+    return SourceErrors(source, kind, len(errors), median(sizes), p90, median(errors), is_fitted)
+
+
+def worst(rows: Sequence[JudgedRow], count: int = 10) -> list[JudgedRow]:
+    judged = [row for row in rows if row.error is not None]
+    return sorted(judged, key=lambda row: -abs(row.error or 0.0))[:count]
+
+
+def rank_correlation(rows: Sequence[JudgedRow]) -> float:
+    """Spearman's: whether what was predicted faster was faster."""
+    pairs = [(row.predicted, row.measured) for row in rows if row.error is not None]
+    ranks = [_ranks([pair[side] or 0.0 for pair in pairs]) for side in (0, 1)]
+    mean = (len(pairs) - 1) / 2
+    covariance = sum((a - mean) * (b - mean) for a, b in zip(*ranks, strict=True))
+    spread = math.prod(math.sqrt(sum((a - mean) ** 2 for a in own)) for own in ranks)
+    return covariance / spread if spread else 0.0
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Ties share the mean of their ranks."""
+    ordered = sorted(values)
+    return [
+        (ordered.index(value) + len(ordered) - 1 - ordered[::-1].index(value)) / 2
+        for value in values
+    ]

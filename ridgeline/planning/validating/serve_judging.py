@@ -1,0 +1,190 @@
+"""Simulated serving beside published measurements: of each source, an engine and a model in one
+table, at most three points (and no more than half) calibrate what its engine does otherwise than
+ours, and all others are judged.
+
+    rows = judge_serving(read_serve_points(path))
+    rows[0].source, rows[0].kind, rows[0].error
+
+A calibration is a common factor of all steps' device time, a time for each step, a factor of the
+time to a first token or a time for each request, and whether lengths are all equal: fitted by least
+squares of relative errors, drawn towards no change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
+
+from ridgeline.planning.validating.judging import JudgedRow
+from ridgeline.planning.validating.serve_points import Calibration, ServePoint, simulated
+
+MOST_CALIBRATING = 3  # points of a source
+CALIBRATING = ", calibrating"  # behind a source's name
+KINDS = ("TPOT", "TTFT", "tokens/s")
+ROUNDS = 2
+MUCH_NEARER = 0.6  # of the error
+# How far a calibration is expected to go, for the pull towards none.
+USUAL_FACTOR, USUAL_STEP_S = 0.3, 3e-3
+STEP_SPAN, FACTOR_SPAN, FIRST_SPAN = (0.0, 0.02), (0.5, 2.5), (0.5, 5.0)
+
+Values = dict[str, float]
+Pairs = list[tuple[float, float]]  # simulated and measured, seconds
+Progress = Callable[[str, int, int], None]
+
+
+def judge_serving(
+    points: Sequence[ServePoint], progress: Progress | None = None
+) -> list[JudgedRow]:
+    """In the order of the points; those that calibrated stand under `SOURCE, calibrating`."""
+    calibrations: dict[str, Calibration] = {}
+    calibrating: set[str] = set()
+    sources = dict.fromkeys(point.source for point in points if not point.refused)
+    for source in sources:
+        own = [point for point in points if point.source == source and not point.refused]
+        chosen = _chosen(own)
+        calibrations[source] = calibrate(chosen) if chosen else Calibration()
+        calibrating |= {point.id for point in chosen}
+    rows: list[JudgedRow] = []
+    for number, point in enumerate(points):
+        if progress is not None:
+            progress("serving", number, len(points))
+        name = point.source + (CALIBRATING if point.id in calibrating else "")
+        rows += _judged(point, name, calibrations.get(point.source))
+    return rows
+
+
+def _judged(point: ServePoint, source: str, calibration: Calibration | None) -> list[JudgedRow]:
+    if point.refused or calibration is None:
+        return [JudgedRow(point.id, source, "serving", None, None, refused=point.refused)]
+    values = simulated(point, calibration)
+    if isinstance(values, str):
+        return [JudgedRow(point.id, source, "serving", None, None, refused=values)]
+    return [
+        JudgedRow(point.id, source, kind, values[kind], point.measured[kind])
+        for kind in KINDS
+        if kind in point.measured
+    ]
+
+
+def _chosen(points: Sequence[ServePoint]) -> list[ServePoint]:
+    """The lightest, the middle and the heaviest, by the tokens that are there at once."""
+
+    def weight(point: ServePoint) -> tuple[float, str]:
+        at_once = point.concurrency or point.num_requests
+        return at_once * (point.prompt[1] + point.output[1]), point.id
+
+    ordered = sorted(points, key=weight)
+    last, count = len(ordered) - 1, min(MOST_CALIBRATING, len(points) // 2)
+    shares = (0.15, 0.5, 0.85) if count == MOST_CALIBRATING else (0.2, 0.8)[:count]
+    return [ordered[round(last * share)] for share in shares]
+
+
+def calibrate(points: Sequence[ServePoint]) -> Calibration:
+    """With lengths that differ, as those of most benchmarks do; all equal where that is much
+    nearer.
+    """
+    (differing, error), (equal, other) = (_fitted(points, each) for each in (False, True))
+    return equal if other < MUCH_NEARER * error else differing
+
+
+def _fitted(points: Sequence[ServePoint], equal_lengths: bool) -> tuple[Calibration, float]:
+    """And its error on these points."""
+    calibration = Calibration(equal_lengths=equal_lengths)
+    for _ in range(ROUNDS):
+        values = _values(points, calibration)
+        factor, step_s = _steps(values, calibration)
+        tuning = replace(calibration.tuning, matrices=factor, attention=factor, step_s=step_s)
+        calibration = replace(calibration, tuning=tuning)
+    values = _values(points, calibration)
+    calibration = _with_first(values, calibration)
+    values = _values(points, calibration)
+    errors = [
+        abs(math.log(simulated_values[kind] / point.measured[kind]))
+        for point, simulated_values in values
+        for kind in KINDS
+        if kind in point.measured
+    ]
+    return calibration, sum(errors) / max(1, len(errors)) if errors else math.inf
+
+
+def _values(
+    points: Sequence[ServePoint], calibration: Calibration
+) -> list[tuple[ServePoint, Values]]:
+    runs = ((point, simulated(point, calibration)) for point in points)
+    return [(point, values) for point, values in runs if isinstance(values, dict)]
+
+
+def _steps(
+    values: Sequence[tuple[ServePoint, Values]], calibration: Calibration
+) -> tuple[float, float]:
+    """A factor of steps and a time for each, by least squares: where T is simulated with the factor
+    f and the time d, (f' / f) · (T - d) + d' is to be what was measured.
+    """
+    known, rows = calibration.tuning, []
+    for point, run in values:
+        wanted = _token_s(point, run)
+        if wanted is not None:
+            own = max(1e-6, run["TPOT"] - known.step_s) / known.matrices
+            rows.append((own / wanted, 1.0 / wanted))
+    if not rows:
+        return known.matrices, known.step_s
+    # minimise Σ (f·a + d·b - 1)² + ((f - 1) / usual)² · w + (d / usual)² · w
+    pull = 0.02 * len(rows)
+    aa = sum(a * a for a, _ in rows) + pull / USUAL_FACTOR**2
+    bb = sum(b * b for _, b in rows) + pull / USUAL_STEP_S**2
+    ab = sum(a * b for a, b in rows)
+    a1, b1 = sum(a for a, _ in rows) + pull / USUAL_FACTOR**2, sum(b for _, b in rows)
+    step_s = _within((aa * b1 - ab * a1) / (aa * bb - ab * ab), STEP_SPAN)
+    return _within((a1 - ab * step_s) / aa, FACTOR_SPAN), step_s
+
+
+def _token_s(point: ServePoint, run: Values) -> float | None:
+    """What a token takes by the measurement; by its throughput where that is all there is."""
+    if "TPOT" in point.measured:
+        return point.measured["TPOT"]
+    if "tokens/s" in point.measured:
+        return run["TPOT"] * run["tokens/s"] / point.measured["tokens/s"]
+    return None
+
+
+def _with_first(
+    values: Sequence[tuple[ServePoint, Values]], calibration: Calibration
+) -> Calibration:
+    """A factor of the time to a first token, a time more, or neither: what comes nearest to each
+    point when it is fitted to the others.
+    """
+    pairs = [(run["TTFT"], p.measured["TTFT"]) for p, run in values if "TTFT" in p.measured]
+    if len(pairs) < 2:
+        return calibration
+
+    def left_out(fit: Callable[[Pairs], float], apply: Callable[[float, float], float]) -> float:
+        return sum(
+            abs(math.log(apply(run, fit(pairs[:index] + pairs[index + 1 :])) / measured))
+            for index, (run, measured) in enumerate(pairs)
+        )
+
+    errors = {
+        "neither": left_out(lambda others: 1.0, lambda run, _: run),
+        "factor": left_out(_first_factor, lambda run, factor: run * factor),
+        "time": left_out(_first_time, lambda run, more: run + more),
+    }
+    nearest = min(errors, key=lambda name: errors[name])
+    if nearest == "factor":
+        return replace(calibration, first=_first_factor(pairs))
+    more = _first_time(pairs) if nearest == "time" else 0.0
+    return replace(calibration, tuning=replace(calibration.tuning, request_s=more))
+
+
+def _first_factor(pairs: Pairs) -> float:
+    logs = [math.log(measured / run) for run, measured in pairs]
+    return _within(math.exp(median(logs)), FIRST_SPAN)
+
+
+def _first_time(pairs: Pairs) -> float:
+    return max(0.0, median(measured - run for run, measured in pairs))
+
+
+def _within(value: float, span: tuple[float, float]) -> float:
+    return min(max(value, span[0]), span[1])

@@ -30,6 +30,7 @@ from ridgeline.planning.output.document import (
     plan_file,
     train_document,
 )
+from ridgeline.planning.output.page import write_plan_page
 from ridgeline.planning.search.sizes import joined_pool, search_sizes
 from ridgeline.planning.search.space import Wanted, check_batch
 from ridgeline.planning.training.constants import load_fitted
@@ -46,9 +47,7 @@ NUM_PLANS = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     training = group(parser, "training")
-    training.add_argument(
-        "--tokens", type=parse_count, metavar="N", help="of the whole run: 15T, 300B, 2e9"
-    )
+    training.add_argument("--tokens", metavar="N", help="of the whole run: 15T, 300B, 2e9")
     training.add_argument(
         "--sequence-length", type=int, metavar="N", help="tokens of a sequence (default: 8192, or "
         "the model's context)",
@@ -80,6 +79,7 @@ def parse_count(text: str) -> float:
 
 
 def run(args: argparse.Namespace, cluster: Cluster, terminal: Terminal) -> dict[str, Any]:
+    tokens = None if args.tokens is None else parse_count(args.tokens)
     model = model_of(args.model)
     sequence = args.sequence_length or min(8192, model.max_context)
     if sequence < 1 or sequence > model.max_context:
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace, cluster: Cluster, terminal: Terminal) -> dict[
     main = searches[0]
     if not main.result.plans:
         raise OutOfMemoryError(nothing_fits(args.model, main.result, cluster))
-    answer = TrainAnswer(args.model, cluster, args.tokens, searches, fitted, sequence, batch)
+    answer = TrainAnswer(args.model, cluster, tokens, searches, fitted, sequence, batch)
     document = train_document(answer)
     if args.out is not None:
         document["files"] = write_files(document, args.out)
@@ -144,7 +144,9 @@ def write_files(document: dict[str, Any], folder: Path) -> list[str]:
     path = folder / "plan.json"
     with atomic_write(path) as file:
         json.dump(document, file, indent=1)
-    return [*files, str(path)]
+    page = folder / "plan.html"
+    write_plan_page(document, page)
+    return [*files, str(path), str(page)]
 
 
 def render(document: dict[str, Any], console: Console) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ridgeline.models.shapes import SHAPES
 from ridgeline.parallel.bubbles import pass_times
 from ridgeline.planning.clusters.cluster import Cluster, GpuPool
 from ridgeline.planning.memory.ledger import usable_bytes
@@ -21,6 +22,7 @@ from ridgeline.version import __version__
 
 SCHEMA = 1  # of the document and of plan-N.json; raise it when a field changes its meaning
 DAY_S = 86_400.0
+MOST_DEVICES = 6
 # A GPU draws this much of its node's most while it trains: not measured here.
 DRAWN_SHARE = 0.85
 
@@ -79,6 +81,13 @@ def basis_of(fitted: Fitted, pool: GpuPool) -> str:
     return "not measured here: from published runs on the same kind of GPU"
 
 
+def shown_devices(count: int) -> list[int]:
+    """Of a pipeline, whose memory and passes are drawn: the first, the last, some between."""
+    if count <= MOST_DEVICES:
+        return list(range(count))
+    return sorted({round(n * (count - 1) / (MOST_DEVICES - 1)) for n in range(MOST_DEVICES)})
+
+
 def plan_json(plan: Plan, pool: GpuPool, answer: TrainAnswer, number: int) -> dict[str, Any]:
     setup, estimate = plan.setup, plan.estimate
     error = answer.fitted.error_on(pool.gpu.name)
@@ -90,6 +99,7 @@ def plan_json(plan: Plan, pool: GpuPool, answer: TrainAnswer, number: int) -> di
             {"device": each.device, "kind": each.work.kind, "stage": each.work.stage,
              "micro": each.work.micro, "begin": each.begin, "end": each.end}
             for each in pass_times(setup.layout, shown, estimate.stages, estimate.transfer_s)
+            if each.device in shown_devices(setup.layout.pipeline)
         ]  # fmt: skip
     return {
         "number": number,
@@ -119,7 +129,8 @@ def plan_json(plan: Plan, pool: GpuPool, answer: TrainAnswer, number: int) -> di
 
 def _shown_micro(plan: Plan) -> int:
     """As few as show how the pipeline fills and empties."""
-    pipeline, rounds = plan.setup.layout.pipeline, 2
+    pipeline = plan.setup.layout.pipeline
+    rounds = 2 if pipeline <= MOST_DEVICES else 1
     rest = plan.setup.num_micro % pipeline
     return min(plan.setup.num_micro, rounds * pipeline + rest)
 
@@ -176,9 +187,11 @@ def plan_file(document: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str,
 
 def command_of(document: Mapping[str, Any], plan: Mapping[str, Any], file: str) -> str:
     """The one that runs it."""
+    name = document["model"]
+    model = f"--shape {name} --tokenizer TOKENIZER" if name in SHAPES else name
     parts = [
-        "ridgeline train", f"--shape {document['model']}", "--tokenizer TOKENIZER",
-        "--data TEXT", f"--layout {file}", f"--sequence-length {document['sequence']}",
+        f"ridgeline train {model}", "--data TEXT", f"--layout {file}",
+        f"--sequence-length {document['sequence']}",
         f"--batch {document['batch']}", f"--micro-batch {plan['micro_batch']}",
         f"--recomputation {plan['recomputation']}", f"--precision {plan['precision']}",
     ]  # fmt: skip

@@ -121,7 +121,8 @@ class Sends:
         layout = self.setup.layout
         if layout.pipeline == 1:
             return 0.0
-        num_bytes = self.stream_bytes / (layout.tensor if layout.sequence else 1)
+        is_shared = layout.sequence or self.setup.stack.splits_sends
+        num_bytes = self.stream_bytes / (layout.tensor if is_shared else 1)
         return self.over("pipeline", "send", num_bytes)
 
     def replicate_s(self, num_weights: float) -> tuple[float, float]:

@@ -31,6 +31,8 @@ class Stack:
     shards_optimizer: bool = False  # over all ranks that replicate (ZeRO-1)
     hides_data: bool = True  # sums of gradients and gathers run beside passes
     hides_tensor: float = 0.0  # share of tensor parallel's messages that hides in products
+    splits_sends: bool = False  # ranks of `tensor` share what stages send, whatever else they do
+    waits_for_sends: bool = False  # a stage computes nothing while it sends and receives
     gathers_each_pass: bool = True  # with `shard`: weights, and gradients summed, in every pass
     regathers: bool = True  # with `shard`: weights are let go between forward and backward
     has_dropout: bool = False  # masks are kept

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from ridgeline.errors import UnsupportedError
 from ridgeline.models import LayerConfig
-from ridgeline.models.cost import num_parameters
+from ridgeline.models.cost import layer_matrices, num_parameters
 from ridgeline.models.training_cost import training_flops
 from ridgeline.parallel.bubbles import PassTimes
 from ridgeline.parallel.holdings import stage_layers
@@ -93,7 +93,8 @@ def estimate_step(setup: TrainSetup, pool: GpuPool, fitted: Fitted) -> StepEstim
     sends = times.sends
     cuts = stage_layers(setup.model, setup.layout.num_stages)
     stages = [_stage(times, cut, number, len(cuts)) for number, cut in enumerate(cuts)]
-    passes = [PassTimes(each.forward, each.inputs, each.weights) for each in stages]
+    waits = sends.transfer_s if setup.stack.waits_for_sends else 0.0
+    passes = [PassTimes(each.forward + waits, each.inputs + waits, each.weights) for each in stages]
     span = pipeline_span(setup.layout, setup.num_micro, passes, sends.transfer_s)
     parts = dict.fromkeys(PARTS, 0.0)
     heaviest = _heaviest(setup.layout, stages)
@@ -171,7 +172,7 @@ class _Rank:
         parts: Counter[str] = Counter()
         forward = self._ops(work.forward, parts)
         inputs = self._ops(work.inputs, parts)
-        weights = self._ops(work.weights, parts)
+        weights = self._ops(work.weights, parts) + self._sums(layer, parts)
         inputs += self._again(work.forward, parts)
         gap = self.fitted.kernel_s * work.num_kernels
         parts["launches"] += gap
@@ -184,6 +185,19 @@ class _Rank:
         gathered, regathered = self._sharded(layer, computed)
         parts["shard"] += gathered + regathered
         return LayerTimes(forward + gathered, inputs + regathered, weights, parts)
+
+    def _sums(self, layer: LayerConfig, parts: Counter[str]) -> float:
+        """Gradients of a micro-batch, added to those before it: read and written."""
+        layout = self.setup.layout
+        if self.setup.num_micro == 1:
+            return 0.0
+        own = rank_model(self.setup, layer)
+        count = layer_matrices(own, own.layers[0])
+        if layout.pipeline == 1:  # else they stay whole until the step ends
+            count //= layout.shard
+        seconds = 2 * self.setup.stack.gradient_bytes * count / self.bytes_s
+        parts["products"] += seconds
+        return seconds
 
     def _messages(self, layer: LayerConfig) -> dict[str, float]:
         """Of a layer's forward pass, as far as nothing hides them."""
@@ -271,7 +285,7 @@ class _Rank:
         is_backward = op.name.endswith(BACKWARD)
         if is_backward:
             share *= fitted.attention_backward
-        if stack.attention in ("flash", "flash2") and self.family != "ampere":
+        if stack.attention == "flash" and self.family != "ampere":
             share *= fitted.hopper_flash
         if self.setup.model.head_dim < 96 and self.family != "ampere":
             share *= 0.75  # 418 of 550 TFLOP/s on an H200 (notes of 2026-11-17)

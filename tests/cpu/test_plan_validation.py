@@ -1,0 +1,90 @@
+"""Plans beside published runs: errors may not get worse, intervals hold what they say they hold,
+and rows that say too little are refused with the reason. The figures are facts of the sources that
+each row names.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from train_runs import Capture
+
+from ridgeline.cli.main import main
+from ridgeline.planning.training.constants import load_fitted
+from ridgeline.planning.validating.judging import (
+    JudgedRow,
+    by_source,
+    judge_steps,
+    rank_correlation,
+    worst,
+)
+from ridgeline.planning.validating.points import point_of, read_points, read_rows
+
+POINTS = Path(__file__).parent / "plan_points"
+# Medians of the sizes as they are now (2026-11-19), and room for rounding.
+MEDIANS = {"megatron2021": 0.07, "korthikanti2022": 0.1, "mcore_h100": 0.1, "torchtitan": 0.12,
+           "mcore_goldens": 0.1}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[JudgedRow]:
+    return judge_steps(read_points(POINTS / "train.csv"), load_fitted())
+
+
+def test_errors_do_not_get_worse(rows: list[JudgedRow]) -> None:
+    fitted = load_fitted()
+    sources = by_source(rows, fitted.fitted_to)
+    assert {each.source for each in sources} == set(MEDIANS)
+    for each in sources:
+        assert each.median <= MEDIANS[each.source], each
+    assert all(not row.refused for row in rows)
+
+
+def test_intervals_hold_what_they_are_to_hold(rows: list[JudgedRow]) -> None:
+    """Of sources that nothing was fitted to."""
+    fitted = load_fitted()
+    judged = [row for row in rows if row.source not in fitted.fitted_to and row.error is not None]
+    held = 0
+    for row in judged:
+        error = fitted.errors.get(row.family, fitted.errors["other"])
+        assert row.predicted is not None
+        assert row.measured is not None
+        held += row.predicted / (1 + error) <= row.measured <= row.predicted * (1 + error)
+    assert held / len(judged) >= 0.75
+    assert not set(fitted.fitted_to) & set(fitted.judged_on)
+
+
+def test_faster_ones_are_predicted_faster(rows: list[JudgedRow]) -> None:
+    assert rank_correlation([row for row in rows if row.error is not None]) > 0.9
+    assert len(worst(rows, 3)) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"seq": ""}, "seq is not given"),
+        ({"layers": ""}, "layers is not given"),
+        ({"tp": "3"}, "does not divide"),
+        ({"gpu": "TPU v4"}, "is not known"),
+        ({"group": "elsewhere"}, "the software"),
+        ({"model": "DeepSeekV3"}, "no model's of ours"),
+        ({"step_s": "", "tflops_gpu": "", "tok_s_gpu": ""}, "neither"),
+    ],
+)
+def test_rows_that_say_too_little_are_refused(changes: dict[str, str], reason: str) -> None:
+    row = dict(read_rows(POINTS / "train.csv", ())[10]) | changes
+    assert reason in point_of(row).refused
+
+
+def test_the_command_prints_errors_by_source(capsys: Capture, tmp_path: Path) -> None:
+    assert main(["plan", "--validate", "--points", str(POINTS), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["num_predicted"] == document["num"]
+    assert len(document["worst"]) == 10
+    errors = [abs(row["error"]) for row in document["worst"]]
+    assert errors == sorted(errors, reverse=True)
+    (tmp_path / "train.csv").write_text("id,group\n1,x\n")
+    assert main(["plan", "--validate", "--points", str(tmp_path)]) == 2
+    assert "lacks the columns" in capsys.readouterr().err

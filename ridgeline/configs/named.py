@@ -7,9 +7,11 @@ named_run("configs:finetune_demo")
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 from ridgeline.configs import training
 from ridgeline.errors import UsageError, near_matches
@@ -17,6 +19,7 @@ from ridgeline.training.config import TrainConfig
 from ridgeline.training.config_file import load_config
 
 OWN = "configs"
+Config = TypeVar("Config")
 
 
 def is_named_run(text: str) -> bool:
@@ -28,10 +31,16 @@ def named_run(text: str) -> TrainConfig:
     """The config that the function returns, or that the file holds."""
     if text.endswith(".json"):
         return load_config(Path(text))
+    return named_config(text, (training,), (TrainConfig,))
+
+
+def named_config(text: str, own: Sequence[ModuleType], kinds: tuple[type[Config], ...]) -> Config:
+    """What the function returns, one of these kinds; `own` are the modules of `configs:`."""
     file, _, name = text.rpartition(":")
-    module = training if file == OWN else _imported(Path(file))
+    modules = own if file == OWN else [_imported(Path(file))]
     functions = {
         key: value
+        for module in modules
         for key, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__
     }
@@ -43,9 +52,9 @@ def named_run(text: str) -> TrainConfig:
         config = functions[name]()
     except TypeError as error:
         raise UsageError(f"{text} must be a function without arguments: {error}") from error
-    if not isinstance(config, TrainConfig):
-        kind = type(config).__name__
-        raise UsageError(f"{text} returned a {kind}; it must return a TrainConfig")
+    if not isinstance(config, kinds):
+        allowed = " or a ".join(kind.__name__ for kind in kinds)
+        raise UsageError(f"{text} returned a {type(config).__name__}; it must return a {allowed}")
     return config
 
 

@@ -43,6 +43,7 @@ LAYERS = [
     "profiling",
     "planning",
     "bench",
+    "tuning",
     "ladder",
     "server",
     "configs",
@@ -158,6 +159,14 @@ ROOMS = {
         "scheduling",
         "start",
         "serve",
+    ],
+    "tuning": [
+        "network_shapes",
+        "short_run",
+        "searching",
+        "rates",
+        "scaling",
+        "pages",
     ],
     "ladder": [
         "outcome",

@@ -37,13 +37,13 @@ from ridgeline.training.config import (
 )
 from ridgeline.tuning.short_run import ShortRun, num_steps, plan_short
 
-LENGTH, TOKENS, VOCABULARY = 64, 64 * 1024, 512
+LENGTH, TOKENS, VOCABULARY = 64, 32 * 1024, 512
 SHARES = (1 / 27, 1 / 18, 1 / 9, 1 / 6, 1 / 3, 1 / 2, 2 / 3, 1.0)
 AXES: dict[str, list[Any]] = {
     "lr": [float(f"{3e-4 * 10 ** (step / 4):.3g}") for step in range(12)],
     "batch": [4, 8, 16],
     "schedule": ["cosine", "linear", "constant"],
-    "beta2": [0.9, 0.95, 0.99],
+    "beta2": [0.9, 0.99],
 }
 
 

@@ -15,8 +15,8 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
-from ridgeline.ladder.measuring.rounds import t_quantile
 from ridgeline.ladder.outcome import PairedLosses
+from ridgeline.quality.intervals import t_quantile
 
 NUM_SEEDS = 3
 USUAL_STEPS = 60

@@ -11,15 +11,18 @@ from rich.console import Console
 from ridgeline.cli.parser import Parser, example
 from ridgeline.cli.terminal import Terminal
 from ridgeline.cli.tune import lr as tune_lr
+from ridgeline.cli.tune import scale as tune_scale
 from ridgeline.cli.tune import search as tune_search
 
 PARTS: dict[str, tuple[ModuleType, str]] = {
     "lr": (tune_lr, "a learning rate, from the loss under a rising one"),
     "search": (tune_search, "the best of many short runs: learning rate, batch, shape and more"),
+    "scale": (tune_scale, "a scaling law of finished runs: loss by parameters and tokens"),
 }
 EXAMPLE = """\
 ridgeline tune lr demo --data book.txt --out rates
-ridgeline tune search demo --data book.txt --steps 200 --budget 2h --out study"""
+ridgeline tune search demo --data book.txt --steps 200 --budget 2h --out study
+ridgeline tune scale runs/ --out law"""
 
 
 def add_arguments(parser: Parser) -> None:

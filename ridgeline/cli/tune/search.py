@@ -162,10 +162,14 @@ def ordered_search(args: argparse.Namespace) -> SearchConfig:
     return SearchConfig(
         train,
         space or parse_space(args.over, train),
-        Rungs(args.one_in or rungs.keep, args.rungs or rungs.num),
-        args.search_seed if args.search_seed is not None else getattr(named, "seed", 0),
+        Rungs(_given(args.one_in, rungs.keep), _given(args.rungs, rungs.num)),
+        _given(args.search_seed, named.seed if isinstance(named, SearchConfig) else 0),
         args.equal or (named.equal if isinstance(named, SearchConfig) else "free"),
     )
+
+
+def _given(value: int | None, default: int) -> int:
+    return default if value is None else value
 
 
 def named_search(text: str) -> SearchConfig | TrainConfig:

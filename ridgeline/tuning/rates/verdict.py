@@ -61,8 +61,8 @@ def verdict_of(rates: Sequence[float], runs: Sequence[Sequence[float]]) -> RateV
     problem = ""
     if any(seed.diverges_at is None for seed in seeds):
         problem = (
-            f"the loss has not climbed again at {rates[-1]:.2g}, the end of the range; the best rate "
-            "may be higher: give a range that ends higher"
+            f"the loss has not climbed again at {rates[-1]:.2g}, the end of the range; the best "
+            "rate may be higher: give a range that ends higher"
         )
     return RateVerdict(
         math.exp(middle), math.exp(middle - reach), math.exp(middle + reach), seeds, problem

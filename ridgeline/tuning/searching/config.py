@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from ridgeline.errors import UsageError, near_matches
 from ridgeline.formats.fields import dotted_fields, flag_of, hints
+from ridgeline.models.shapes import describe_shape
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.config_file import VERSION, parse_config
 from ridgeline.tuning.network_shapes import SHAPE_PARTS, Equal, equal_shape
@@ -63,6 +64,9 @@ class SearchConfig:
             raise UsageError("trials are runs of one length; give --steps or --tokens, no minutes")
         if self.base.data.held_out == 0:
             raise UsageError("--held-out is 0: trials are judged by held-out loss; give a share")
+        for name, choices in self.space.entries:
+            for value in choices.some(2):
+                _check_value(self, name, value)
 
     @property
     def _shape_parts(self) -> list[str]:
@@ -86,6 +90,16 @@ class SearchConfig:
             "equal": self.equal,
             "train": {"version": VERSION} | asdict(self.base),
         }
+
+
+def _check_value(config: SearchConfig, name: str, value: Setting) -> None:
+    """What no trial could be run with is refused before any is."""
+    try:
+        shape = edited(config, {name: value}).shape
+        if name in SHAPE_PARTS and shape is not None:
+            describe_shape(shape)
+    except UsageError as error:
+        raise UsageError(f"--over {name}: {error}") from None
 
 
 def config_from_study(values: Mapping[str, Any], origin: str) -> SearchConfig:

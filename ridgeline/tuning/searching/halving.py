@@ -91,14 +91,12 @@ def next_wave(
     goals = _due(trials, rungs, left, expected)
     if goals:
         return Wave(number, 0, goals)
-    reserve = _reserve(trials, rungs, expected)
-    room = math.floor((left - reserve + SLACK) / rungs.cost(0, 1))
+    reserve = _reserve([t.reached for t in trials if t.is_open and t.reached], rungs)
+    room = width if left == math.inf else math.floor((left - reserve + SLACK) / rungs.cost(0, 1))
     if most is not None:
         room = min(room, most - len(trials))
-    if not trials or room > 0:
-        affordable = min(room, width)
-        if affordable > 0:
-            return Wave(number, affordable)
+    if min(room, width) > 0:
+        return Wave(number, min(room, width))
     goals = _last(trials, rungs, left, expected)
     return Wave(number, 0, goals) if goals else None
 
@@ -106,8 +104,11 @@ def next_wave(
 def _due(
     trials: Sequence[TrialState], rungs: Rungs, left: float, expected: Mapping[int, float]
 ) -> tuple[tuple[int, int], ...]:
-    """The best of each rung, of those at its top that have not gone on; the highest rung first."""
+    """The best of each rung, of those at its top that have not gone on; the highest rung first. A
+    run that can be taken to its end with what is left there must always be.
+    """
     goals: list[tuple[int, int]] = []
+    reached = {trial.number: trial.reached for trial in trials if trial.is_open and trial.reached}
     for rung in range(rungs.num - 1, 0, -1):
         there = [trial for trial in trials if trial.reached >= rung]
         gone = sum(trial.reached > rung for trial in there)
@@ -115,21 +116,16 @@ def _due(
         waiting.sort(key=lambda trial: (expected[trial.number], trial.number))
         for trial in waiting[: max(0, len(there) // rungs.keep - gone)]:
             cost = rungs.cost(rung, rung + 1)
-            if cost <= left + SLACK:
+            behind = reached | {trial.number: rung + 1}
+            if cost + _reserve(list(behind.values()), rungs) <= left + SLACK:
                 goals.append((trial.number, rung + 1))
-                left -= cost
+                left, reached = left - cost, behind
     return tuple(goals)
 
 
-def _reserve(trials: Sequence[TrialState], rungs: Rungs, expected: Mapping[int, float]) -> float:
-    """What it takes to bring the best run to its end, which a study must not be without."""
-    if any(trial.reached == rungs.num for trial in trials):
-        return 0.0
-    open_trials = [trial for trial in trials if trial.is_open and trial.reached]
-    if not open_trials:
-        return rungs.cost(1, rungs.num) if rungs.num > 1 else 0.0
-    best = min(open_trials, key=lambda trial: (expected[trial.number], trial.number))
-    return rungs.cost(best.reached, rungs.num)
+def _reserve(reached: Sequence[int], rungs: Rungs) -> float:
+    """What it takes to bring one of the runs to its end, which a study must not be without."""
+    return rungs.cost(max(reached, default=1), rungs.num)
 
 
 def _last(

@@ -24,7 +24,9 @@ from ridgeline.tuning.searching.space import Point, SearchSpace, Setting
 
 Floats = NDArray[np.float64]
 LEAST_TRIALS = 4  # below it points are spread evenly, and nothing is expected
-DRAWS, ROUNDS, MOVED = 48, 4, 12  # settings of the process that are compared: at first, then nearby
+DRAWS, ROUNDS, MOVED = 48, 3, 12  # settings of the process that are compared: at first, then nearby
+NOISE = 0.003  # variance that is expected of seeds, of losses scaled to one
+MIXED = 4  # of them that are asked together: one alone would be too sure of what matters
 CANDIDATES, NEIGHBOURS, NEAR = 512, 24, 0.08
 MOST_LISTED = 4096  # points of a space that are all candidates
 RESPONSE_DRAWS, RESPONSE_VALUES = 256, 13
@@ -43,7 +45,7 @@ class Settings:
     @property
     def log_prior(self) -> float:
         lengths = ((np.log(self.lengths) - math.log(0.5)) / 0.8) ** 2
-        noise = ((math.log(self.noise) - math.log(0.02)) / 1.2) ** 2
+        noise = ((math.log(self.noise) - math.log(NOISE)) / 1.2) ** 2
         odds = math.log(self.memory / (1 - self.memory))
         return -0.5 * (float(lengths.sum()) + noise + ((odds - 2.0) / 1.5) ** 2)
 
@@ -191,23 +193,23 @@ class Surrogate:
         rows = [self.space.place(point) for point in points]
         return np.array(rows, dtype=np.float64).reshape(len(points), self.space.size)
 
-    def _fitted(self) -> Settings:
+    def _fitted(self) -> list[Settings]:
         """The most likely of random settings, and of some near the best of these."""
-        count = len(self.space.entries)
-        best, best_score = Settings(np.full(count, 0.5), 0.02, 0.9), -math.inf
+        best = Settings(np.full(len(self.space.entries), 0.5), NOISE, 0.9)
+        scored = [(self._likelihood(best), best)]
         for turn in range(ROUNDS):
             for _ in range(DRAWS if turn == 0 else MOVED):
                 settings = self._settings_near(best, turn)
-                score = self._likelihood(settings)
-                if score > best_score:
-                    best, best_score = settings, score
-        return best
+                scored.append((self._likelihood(settings), settings))
+            best = max(scored, key=lambda each: each[0])[1]
+        scored.sort(key=lambda each: -each[0])
+        return [settings for score, settings in scored[:MIXED] if score > -math.inf]
 
     def _settings_near(self, best: Settings, turn: int) -> Settings:
         random, width = self._random, 0.4 / max(1, turn)
         if turn == 0:
             lengths = np.exp(random.normal(math.log(0.5), 0.8, len(best.lengths)))
-            noise = math.exp(random.normal(math.log(0.02), 1.2))
+            noise = math.exp(random.normal(math.log(NOISE), 1.2))
             odds = random.normal(2.0, 1.5)
         else:
             lengths = best.lengths * np.exp(random.normal(0.0, width, len(best.lengths)))
@@ -247,19 +249,25 @@ class Surrogate:
         return alike * settings.memory**apart + LEVELS * (apart == 0) + LEVELS
 
     def _predicted(self, cube: Floats, rung: float | None = None) -> tuple[Floats, Floats]:
-        """Mean and deviation at a rung, by default the last."""
-        settings = self._settings
+        """Mean and deviation at a rung, by default the last, over the settings that are mixed."""
         last = float(self.rungs.num - 1) if rung is None else rung
-        rungs = np.full(len(cube), last)
+        parts = [self._predicted_by(settings, cube, last) for settings in self._settings]
+        means = np.array([mean for mean, _ in parts])
+        variances = np.array([variance for _, variance in parts])
+        mixed: Floats = means.mean(0)
+        return mixed, np.sqrt(variances.mean(0) + means.var(0))
+
+    def _predicted_by(self, settings: Settings, cube: Floats, rung: float) -> tuple[Floats, Floats]:
+        rungs = np.full(len(cube), rung)
         factor = self._factor(settings)
         assert factor is not None, "it was fitted"
         across = self._covariance(settings, self._places, self._rungs, cube, rungs)
         half = np.linalg.solve(factor, across)
-        means = half.T @ np.linalg.solve(factor, self._values)
+        means: Floats = half.T @ np.linalg.solve(factor, self._values)
         variances = 1.0 + 2 * LEVELS - (half * half).sum(0)
-        if not (self._rungs == last).any():  # nobody knows that rung's level: all share the doubt
+        if not (self._rungs == rung).any():  # nobody knows that rung's level: all share the doubt
             variances = variances - LEVELS
-        return means, np.sqrt(np.maximum(variances, 1e-9))
+        return means, np.maximum(variances, 1e-9)
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,7 @@ def arguments(verb: str, folder: Path) -> list[str]:
         "optimize": ["optimize", str(folder), "--dry-run", *traced(folder), *device],
         "quantize": ["quantize", str(folder), "--scheme", "int8", *quantized(folder), *device],
         "train": ["train", str(folder), *learned(folder), *device],
+        "tune": ["tune", "lr", str(folder), *risen(folder), *device],
     }[verb]
 
 
@@ -86,6 +87,11 @@ def learned(folder: Path) -> list[str]:
     text.write_text("a text to learn, again and again. " * 20)
     quick = ["--steps", "1", "--batch", "1", "--sequence-length", "16", "--held-out", "0"]
     return ["--data", str(text), "--out", str(out), *quick]
+
+
+def risen(folder: Path) -> list[str]:
+    quick = ["--range", "1e-6..100", "--range-steps", "40", "--seeds", "2"]
+    return [*learned(folder), *quick]
 
 
 def traced(folder: Path) -> list[str]:
@@ -142,7 +148,11 @@ def test_each_verb_has_help_with_an_example(verb: str, capsys: Capture) -> None:
     assert "--debug" in shown
 
 
-PARTS = (["bench", "kernels"], ["bench", "engine"], ["bench", "serve"], ["report", "show"])
+PARTS = (
+    *(["bench", name] for name in ("kernels", "engine", "serve")),
+    *(["tune", name] for name in ("lr", "search", "scale")),
+    ["report", "show"],
+)
 
 
 @pytest.mark.parametrize("words", [[], *([name] for name in NAMES), *PARTS], ids=" ".join)

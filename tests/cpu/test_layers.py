@@ -182,6 +182,7 @@ ROOMS = {
         "climbing",
         "modules",
         "training",
+        "filters",
     ],
 }
 LAZY = {"ridgeline", "ridgeline.engine"}  # `__init__`s whose names are loaded on first use

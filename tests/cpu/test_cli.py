@@ -90,7 +90,7 @@ def learned(folder: Path) -> list[str]:
 
 
 def risen(folder: Path) -> list[str]:
-    quick = ["--range", "1e-6..100", "--range-steps", "40", "--seeds", "2"]
+    quick = ["--range", "1e-6..100", "--range-steps", "12", "--seeds", "2"]
     return [*learned(folder), *quick]
 
 

@@ -25,7 +25,7 @@ from ridgeline.tuning.rates.range_test import RangeOptions, range_test
 
 EXAMPLE = """\
 ridgeline tune lr demo --data book.txt --out rates
-ridgeline tune lr --shape tiny --tokenizer demo --data book.txt --range 1e-5..10
+ridgeline tune lr --shape tiny --tokenizer demo --data a.txt --range 1e-5..10
 ridgeline tune lr configs:lora_demo --data book.txt --seeds 5"""
 MAIN_FLAGS = (
     "--shape", "--tokenizer", "--device", "--data", "--sequence-length", "--batch", "--lora",

@@ -48,9 +48,9 @@ from ridgeline.tuning.searching.trials import TrialPlace, trim
 
 EXAMPLE = """\
 ridgeline tune search demo --data book.txt --steps 200 --budget 2h --out study
-ridgeline tune search --shape tiny --tokenizer demo --data book.txt \\
-  --steps 300 --over lr=1e-4..1e-1 --over batch=4,8,16 --runs 20 --out study
-ridgeline tune search configs:tiny_shapes --data book.txt --runs 20 --out study
+ridgeline tune search demo --data book.txt --steps 200 --runs 20 --out study \\
+  --over lr=1e-6..1e-3 --over batch=4,8,16 --parallel 2
+ridgeline tune search configs:tiny_shapes --data a.txt --runs 20 --out shapes
 ridgeline tune search --out study --resume --runs 40"""
 MAIN_FLAGS = (
     "--shape", "--tokenizer", "--device", "--data", "--sequence-length", "--steps", "--tokens",

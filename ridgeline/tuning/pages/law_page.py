@@ -25,6 +25,7 @@ from ridgeline.profiling.drawing import (
     page,
     table,
 )
+from ridgeline.tuning.pages.axes import loss_scale
 from ridgeline.version import __version__
 
 FILE_NAME = "report.html"
@@ -58,7 +59,7 @@ def law_page(document: Mapping[str, Any]) -> str:
         "Scaling law",
         law_headline(document),
         sections,
-        lead=" ".join(document["left_out"]),
+        lead=element("p", " ".join(document["left_out"])),
         footer=f"Drawn by Ridgeline {__version__}",
     )
 
@@ -94,7 +95,10 @@ def _runs(document: Mapping[str, Any]) -> Markup:
         fitted = [(point["tokens"], point["fitted"]) for point in own]
         lines.append(Series(name, measured, series=index))
         lines.append(Series(f"{name}, by the law", fitted, series=index, hollow=True))
-    drawn = curves(lines, "Held-out loss", "tokens", "nats a token", read=lambda x: f"{x:.3f}")
+    scale = loss_scale(loss for line in lines for _, loss in line.points)
+    drawn = curves(
+        lines, "Held-out loss", "tokens", "nats a token", read=lambda x: f"{x:.3f}", y_scale=scale
+    )
     columns = (
         Column("run"),
         Column("parameters", is_number=True),

@@ -21,11 +21,13 @@ from ridgeline.profiling.drawing import (
     page,
     table,
 )
+from ridgeline.tuning.pages.axes import loss_scale, rounded
 from ridgeline.tuning.rates.verdict import smoothed
 from ridgeline.version import __version__
 
 FILE_NAME = "report.html"
 MOST_POINTS = 24  # of a seed
+ABOVE = 1.1  # times the first loss: what lies higher is drawn at the edge
 COLUMNS = (
     Column("seed"),
     Column("falls from", is_number=True),
@@ -53,7 +55,7 @@ def rates_page(document: Mapping[str, Any], subject: str) -> str:
         "Learning rate",
         rate_headline(document),
         sections,
-        lead=document["problem"],
+        lead=element("p", document["problem"]),
         footer=f"Drawn by Ridgeline {__version__}",
     )
 
@@ -81,8 +83,11 @@ def _curves(document: Mapping[str, Any]) -> Markup:
         known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
         means = smoothed(known, len(rates))
         step = max(1, math.ceil(len(means) / MOST_POINTS))
-        points = [(rates[index], means[index]) for index in range(0, len(means), step)]
+        points = [(rounded(rates[index]), means[index]) for index in range(0, len(means), step)]
         series.append(Series(f"seed {number}", points, series=number))
+    losses = [loss for line in series for _, loss in line.points]
+    first = max((line.points[0][1] for line in series if line.points), default=1.0)
     return curves(
-        series, "Smoothed loss", "learning rate", "nats a token", read=lambda loss: f"{loss:.3f}"
-    )
+        series, "Smoothed loss", "learning rate", "nats a token",
+        read=lambda loss: f"{loss:.3f}", y_scale=loss_scale(losses, ABOVE * first),
+    )  # fmt: skip

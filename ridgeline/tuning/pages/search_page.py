@@ -26,6 +26,7 @@ from ridgeline.profiling.drawing import (
     table,
 )
 from ridgeline.progress import clock_words
+from ridgeline.tuning.pages.axes import loss_scale, rounded
 from ridgeline.version import __version__
 
 FILE_NAME = "report.html"
@@ -52,7 +53,7 @@ def search_page(document: Mapping[str, Any], subject: str) -> str:
         "Search",
         headline(document),
         sections,
-        lead=lead(document),
+        lead=element("p", lead(document)),
         footer=f"Drawn from journal.jsonl by Ridgeline {__version__}",
     )
 
@@ -121,7 +122,7 @@ def _curves(document: Mapping[str, Any]) -> Markup:
         Series(
             f"#{each['number']} {point_words(each['point'])}",
             [
-                (100 * share, loss)
+                (rounded(100 * share), loss)
                 for share, loss in zip(document["shares"], each["losses"], strict=False)
                 if loss is not None
             ],
@@ -130,7 +131,11 @@ def _curves(document: Mapping[str, Any]) -> Markup:
         )
         for index, each in enumerate(chosen)
     ]
-    return curves(series, "The best trials", "% of a run", document["measure"], read=loss_words)
+    scale = loss_scale(loss for line in series for _, loss in line.points)
+    return curves(
+        series, "The best trials", "% of a run", document["measure"], read=loss_words,
+        y_scale=scale,
+    )  # fmt: skip
 
 
 def _responses(document: Mapping[str, Any]) -> Markup:
@@ -146,10 +151,11 @@ def _responses(document: Mapping[str, Any]) -> Markup:
     figures = [stacked_bars([Bar("importance", parts)], lambda share: f"{share:.0%}")]
     measure = document["measure"]
     for name, values in document["responses"].items():
-        numbers = [(value, loss) for value, loss in values if _is_positive(value)]
+        numbers = [(rounded(value), loss) for value, loss in values if _is_positive(value)]
         if len(numbers) == len(values) and len(values) > 1:
             line = Series("expected, in the mean over all other settings", numbers)
-            figures.append(curves([line], name, name, measure, read=loss_words))
+            scale = loss_scale(loss for _, loss in numbers)
+            figures.append(curves([line], name, name, measure, read=loss_words, y_scale=scale))
         else:
             rows = [(value_words(value), loss_words(loss)) for value, loss in values]
             columns = (Column(name), Column(f"expected {measure}", is_number=True))

@@ -35,7 +35,7 @@ FURTHEST = 2.0  # times the middle's distance from the best: losses above are dr
 
 
 @dataclass(frozen=True)
-class Settings:
+class SurrogateSettings:
     """Of the process."""
 
     lengths: Floats  # of each name of the space
@@ -127,10 +127,12 @@ class Surrogate:
         cube = self._random.random((RESPONSE_DRAWS, self.space.size))
         means, _ = self._predicted(cube)
         whole = float((means * self._scale.size).var()) or 1.0
-        return {
-            name: min(1.0, float(np.var([loss for _, loss in values])) / whole)
+        shares = {
+            name: float(np.var([loss for _, loss in values])) / whole
             for name, values in self.responses().items()
         }
+        most = max(1.0, sum(shares.values()))  # of samples they may come to more
+        return {name: share / most for name, share in shares.items()}
 
     def _mean_loss(self, cube: Floats) -> float:
         means, _ = self._predicted(cube)
@@ -193,9 +195,9 @@ class Surrogate:
         rows = [self.space.place(point) for point in points]
         return np.array(rows, dtype=np.float64).reshape(len(points), self.space.size)
 
-    def _fitted(self) -> list[Settings]:
+    def _fitted(self) -> list[SurrogateSettings]:
         """The most likely of random settings, and of some near the best of these."""
-        best = Settings(np.full(len(self.space.entries), 0.5), NOISE, 0.9)
+        best = SurrogateSettings(np.full(len(self.space.entries), 0.5), NOISE, 0.9)
         scored = [(self._likelihood(best), best)]
         for turn in range(ROUNDS):
             for _ in range(DRAWS if turn == 0 else MOVED):
@@ -205,7 +207,7 @@ class Surrogate:
         scored.sort(key=lambda each: -each[0])
         return [settings for score, settings in scored[:MIXED] if score > -math.inf]
 
-    def _settings_near(self, best: Settings, turn: int) -> Settings:
+    def _settings_near(self, best: SurrogateSettings, turn: int) -> SurrogateSettings:
         random, width = self._random, 0.4 / max(1, turn)
         if turn == 0:
             lengths = np.exp(random.normal(math.log(0.5), 0.8, len(best.lengths)))
@@ -216,11 +218,11 @@ class Surrogate:
             noise = best.noise * math.exp(random.normal(0.0, width))
             odds = math.log(best.memory / (1 - best.memory)) + random.normal(0.0, width)
         memory = 1 / (1 + math.exp(-odds))
-        return Settings(
+        return SurrogateSettings(
             lengths, float(np.clip(noise, 1e-4, 0.5)), float(np.clip(memory, 0.05, 0.995))
         )
 
-    def _likelihood(self, settings: Settings) -> float:
+    def _likelihood(self, settings: SurrogateSettings) -> float:
         factor = self._factor(settings)
         if factor is None:
             return -math.inf
@@ -228,7 +230,7 @@ class Surrogate:
         fit = -0.5 * float(half @ half) - float(np.log(np.diag(factor)).sum())
         return fit + settings.log_prior
 
-    def _factor(self, settings: Settings) -> Floats | None:
+    def _factor(self, settings: SurrogateSettings) -> Floats | None:
         """Of the covariance of all that was measured."""
         own = self._covariance(settings, self._places, self._rungs, self._places, self._rungs)
         own[np.diag_indices_from(own)] += settings.noise
@@ -239,7 +241,12 @@ class Surrogate:
         return factor
 
     def _covariance(
-        self, settings: Settings, one: Floats, rungs: Floats, other: Floats, other_rungs: Floats
+        self,
+        settings: SurrogateSettings,
+        one: Floats,
+        rungs: Floats,
+        other: Floats,
+        other_rungs: Floats,
     ) -> Floats:
         lengths = settings.lengths[self._groups]
         squares = (((one / lengths)[:, None] - (other / lengths)[None]) ** 2).sum(-1)
@@ -257,7 +264,9 @@ class Surrogate:
         mixed: Floats = means.mean(0)
         return mixed, np.sqrt(variances.mean(0) + means.var(0))
 
-    def _predicted_by(self, settings: Settings, cube: Floats, rung: float) -> tuple[Floats, Floats]:
+    def _predicted_by(
+        self, settings: SurrogateSettings, cube: Floats, rung: float
+    ) -> tuple[Floats, Floats]:
         rungs = np.full(len(cube), rung)
         factor = self._factor(settings)
         assert factor is not None, "it was fitted"

@@ -61,7 +61,7 @@ class ScriptedTrials:
                 yield JobResult(job.number, loss, 0.1, "the loss is no number", True)
 
 
-def order(runs: float | None = 3.0, seconds: float | None = None, seed: int = 0) -> SearchOrder:
+def order(runs: float | None = 2.5, seconds: float | None = None, seed: int = 0) -> SearchOrder:
     return SearchOrder(SPACE, SearchBudget(runs, seconds), Rungs(), seed, (OWN,))
 
 

@@ -22,7 +22,7 @@ from scripted_studies import (
 
 from ridgeline.errors import CheckpointError, NumericsError, RequestError, UsageError
 from ridgeline.tuning.pages.search_page import search_page
-from ridgeline.tuning.searching.halving import Rungs, TrialState, next_wave
+from ridgeline.tuning.searching.halving import Move, Room, Rungs, TrialState
 from ridgeline.tuning.searching.journal import JOURNAL, differing, journal_in_memory
 from ridgeline.tuning.searching.outcome import study_document
 from ridgeline.tuning.searching.search import SearchBudget, SearchLoop, SearchOrder, check_any
@@ -33,6 +33,7 @@ from ridgeline.tuning.searching.space import (
     SearchSpace,
     parse_choices,
 )
+from ridgeline.tuning.searching.surrogate import Surrogate
 
 # The space
 
@@ -91,26 +92,38 @@ def test_shares_and_costs() -> None:
 
 
 def trial(number: int, *losses: float, problem: str = "") -> TrialState:
-    return TrialState(number, {}, losses, problem)
+    return TrialState(number, {"n": number}, losses, problem)
 
 
-def wave_of(trials: list[TrialState], left: float) -> list[tuple[int, int]]:
-    expected = {each.number: each.losses[-1] for each in trials}
-    wave = next_wave(trials, Rungs(), number=0, left=left, expected=expected, width=9)
-    assert wave is not None
-    return list(wave.goals)
+def test_there_is_always_enough_left_for_an_answer() -> None:
+    trials = [trial(0, 3.0), trial(1, 2.0), trial(2, 0.1, 0.1, 0.1, problem="diverged")]
+    room = Room(trials, Rungs(), 1.0)
+    assert room.allows(0)  # 1/9, with 8/9 to bring one of them to its end
+    room.take(Move({}, 1))
+    assert not room.allows(0)
+    assert room.allows(1)  # 2/9, with 2/3 behind it
+    room.take(Move({}, 2, 1))
+    assert not room.allows(0)
+    assert room.allows(2)
+    room.take(Move({}, 3, 1))
+    assert room.left == pytest.approx(0.0)
+    assert not any(room.allows(reached) for reached in (0, 1, 2))
 
 
-def test_the_best_third_goes_on_and_no_failed_trial() -> None:
-    trials = [trial(number, 5.0 - number) for number in range(8)]
-    trials.append(trial(8, 0.1, problem="diverged"))
-    assert wave_of(trials, 10.0) == [(7, 2), (6, 2), (5, 2)]
-    # the end of the budget: the best alone is taken to its end
-    assert wave_of([trial(0, 3.0), trial(1, 2.0)], 0.9) == [(1, 2)]
+def test_a_run_moves_once_in_a_wave() -> None:
+    trials = [trial(number, 5.0 - number) for number in range(6)]
+    surrogate = Surrogate(SearchSpace((("n", OneOf(tuple(range(6)))),)), Rungs(), trials, 0)
+    moves = []
+    while (move := surrogate.best_move(lambda reached: reached > 0)) is not None:
+        surrogate.imagine(move)
+        moves.append(move)
+    assert sorted(move.trial or 0 for move in moves) == list(range(6))
+    assert moves[0].trial == 5
+    assert {move.goal for move in moves} == {2}
 
 
-@settings(max_examples=10, deadline=None)
-@given(st.floats(1.0, 6.0), st.integers(0, 5))
+@settings(max_examples=6, deadline=None)
+@given(st.floats(1.0, 3.0), st.integers(0, 5))
 def test_a_budget_is_kept_and_leaves_an_answer(runs: float, seed: int) -> None:
     loop = searched(own_order=order(runs, seed=seed))
     assert loop.used_runs <= runs + 1e-6
@@ -126,12 +139,11 @@ def test_a_budget_is_kept_and_leaves_an_answer(runs: float, seed: int) -> None:
 def test_good_settings_are_found() -> None:
     own, best = bowl(OWN, 1.0), bowl({"lr": 3e-3, "batch": 4, "schedule": "cosine"}, 1.0)
     regrets = []
-    for seed in range(3):
+    for seed in range(2):
         answer = searched(own_order=order(8.0, seed=seed)).best
         assert answer is not None
         regrets.append((answer.losses[-1] - best) / (own - best))
-    assert max(regrets) < 0.2, regrets
-    assert sum(regrets) / 3 < 0.1, regrets
+    assert max(regrets) < 0.05, regrets
 
 
 def test_a_small_space_ends_before_its_budget() -> None:
@@ -154,9 +166,9 @@ def by_batch(point: Point, share: float) -> float:
 
 def test_time_is_a_budget_too() -> None:
     trials = ScriptedTrials(seconds=60.0)
-    loop = searched(trials, order(None, 600.0))
+    loop = searched(trials, order(None, 240.0))
     assert [job.point for job in trials.jobs[:1]] == [OWN]  # alone: it shows what a run takes
-    assert 400.0 < sum(loop.journal.seconds()) <= 600.0 + 60.0 / 9  # at most one rung more
+    assert 180.0 < sum(loop.journal.seconds()) <= 240.0 + 1.0  # of diverged trials
     assert loop.best is not None
 
 
@@ -189,7 +201,7 @@ def test_diverged_trials_are_counted_and_do_not_stop_the_search() -> None:
 
 
 def test_importance_names_what_matters() -> None:
-    document = study_document(searched(own_order=order(10.0)))
+    document = study_document(searched(own_order=order(7.0)))
     importance = document["importance"]
     assert set(importance) == set(SPACE.names)
     assert max(importance, key=importance.__getitem__) == "lr"
@@ -199,7 +211,7 @@ def test_importance_names_what_matters() -> None:
 
 def test_a_study_in_which_everything_fails_says_why() -> None:
     loop = searched(ScriptedTrials(lambda point, share: math.inf))
-    with pytest.raises(NumericsError, match="all 9 trials were given up; the first: the"):
+    with pytest.raises(NumericsError, match="all 6 trials were given up; the first: the"):
         check_any(loop.trials)
     failed = [trial(0, problem="out of memory")]
     with pytest.raises(RequestError, match="out of memory"):
@@ -220,7 +232,7 @@ def whole_study(folder: Path) -> SearchLoop:
 def test_a_kill_at_any_byte_gives_the_same_study(tmp_path: Path) -> None:
     undisturbed = whole_study(tmp_path / "whole").trials
     data = (tmp_path / "whole" / JOURNAL).read_bytes()
-    cuts = [round(share * len(data)) for share in (0.0, 0.02, 0.05, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)]
+    cuts = [round(share * len(data)) for share in (0.0, 0.03, 0.3, 0.6, 0.9, 1.0)]
     cuts += [data.index(b'"wave"') + 40, data.rindex(b'"rung-') + 9, len(data) - 1]
     for number, cut in enumerate(cuts):
         folder = tmp_path / str(number)
@@ -233,7 +245,7 @@ def test_a_kill_at_any_byte_gives_the_same_study(tmp_path: Path) -> None:
             assert loop.trials == undisturbed, f"cut at {cut} of {len(data)}"
 
 
-@pytest.mark.parametrize("jobs", [0, 1, 5, 9, 12])
+@pytest.mark.parametrize("jobs", [0, 5, 9])
 def test_work_that_is_done_is_not_done_again(tmp_path: Path, jobs: int) -> None:
     folder, first, second = tmp_path / "study", ScriptedTrials(stop_after=jobs), ScriptedTrials()
     with (
@@ -253,7 +265,7 @@ def test_work_that_is_done_is_not_done_again(tmp_path: Path, jobs: int) -> None:
 def test_a_longer_budget_goes_on(tmp_path: Path) -> None:
     before = whole_study(tmp_path / "study").trials
     with in_folder(tmp_path / "study", resume=True) as journal:
-        loop = SearchLoop(journal, order(12.0), ScriptedTrials())
+        loop = SearchLoop(journal, order(5.0), ScriptedTrials())
         loop.run()
         after = loop.trials
     assert len(after) > len(before)

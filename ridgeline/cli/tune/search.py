@@ -58,6 +58,7 @@ MAIN_FLAGS = (
 )  # fmt: skip
 TRAIN_FILE = "train.json"
 NUM_SHOWN = 8
+MOST_KEPT = 9  # trials whose checkpoints stay, those expected to end best
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -200,8 +201,7 @@ def news(whole: WholeRun, place: TrialPlace) -> Any:
             )
         )
         likely = sorted(loop.expected, key=loop.expected.__getitem__)
-        width = loop.order.rungs.keep ** (loop.order.rungs.num - 1)
-        kept = {*likely[:width], *(t.number for t in trials if t.number not in loop.expected)}
+        kept = {*likely[:MOST_KEPT], *(t.number for t in trials if t.number not in loop.expected)}
         with suppress(OutputError):
             trim(place, kept | ({best.number} if best is not None else set()))
 

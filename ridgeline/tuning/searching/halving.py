@@ -1,19 +1,19 @@
-"""Which runs go on: successive halving over shares of a run's length, in waves. Plain integers and
-floats, so that it runs in microseconds and a study that was killed decides the same again.
+"""Which runs may go on: rungs are shares of a run's length, and a budget of whole runs, of which
+there is always enough left to bring one run to its end. Plain integers and floats.
 
-A wave promotes the best of every rung that are due, or else begins new runs. Toward the end of the
-budget nothing new is begun: the runs that are expected to end best are taken to their end.
+Successive halving lets a fixed share of each rung go on. Here a run goes one rung further when that
+is the most promising use of the work (surrogate.py): settings that fall fast at first are not
+always those that end lowest, and a fixed share never learns it.
 
     rungs = Rungs(keep=3, num=3)            # shares 1/9, 1/3, 1
-    wave = next_wave(trials, rungs, left=4.0, expected={3: 3.12, 5: 3.2})
+    room = Room(trials, rungs, left=4.0)
+    room.allows(0), room.allows(1)          # a new run; one rung more for a run at the first
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ridgeline.errors import UsageError
 from ridgeline.tuning.searching.space import Point
@@ -66,82 +66,29 @@ class TrialState:
 
 
 @dataclass(frozen=True)
-class Wave:
-    """Runs that are worked on together: new ones, and trials that go on to a rung."""
+class Move:
+    """One rung more: of a new run, or of a trial."""
 
-    number: int
-    num_new: int
-    goals: tuple[tuple[int, int], ...] = ()  # trial, rungs to reach
-
-    def to_json(self) -> dict[str, Any]:
-        return {"number": self.number, "num_new": self.num_new, "goals": list(self.goals)}
+    point: Point
+    goal: int  # rungs to reach
+    trial: int | None = None  # None: new
 
 
-def next_wave(
-    trials: Sequence[TrialState],
-    rungs: Rungs,
-    *,
-    number: int,
-    left: float,  # whole runs that the budget still has
-    expected: Mapping[int, float],  # loss at the end, of open trials
-    width: int,  # new runs at once
-    most: int | None = None,  # trials in all
-) -> Wave | None:
-    """None where nothing more fits."""
-    goals = _due(trials, rungs, left, expected)
-    if goals:
-        return Wave(number, 0, goals)
-    reserve = _reserve([t.reached for t in trials if t.is_open and t.reached], rungs)
-    room = width if left == math.inf else math.floor((left - reserve + SLACK) / rungs.cost(0, 1))
-    if most is not None:
-        room = min(room, most - len(trials))
-    if min(room, width) > 0:
-        return Wave(number, min(room, width))
-    goals = _last(trials, rungs, left, expected)
-    return Wave(number, 0, goals) if goals else None
+class Room:
+    """What a wave may still take of the budget."""
 
+    def __init__(self, trials: Sequence[TrialState], rungs: Rungs, left: float) -> None:
+        self.rungs, self.left = rungs, left
+        self._furthest = max([t.reached for t in trials if t.is_open], default=0)
 
-def _due(
-    trials: Sequence[TrialState], rungs: Rungs, left: float, expected: Mapping[int, float]
-) -> tuple[tuple[int, int], ...]:
-    """The best of each rung, of those at its top that have not gone on; the highest rung first. A
-    run that can be taken to its end with what is left there must always be.
-    """
-    goals: list[tuple[int, int]] = []
-    reached = {trial.number: trial.reached for trial in trials if trial.is_open and trial.reached}
-    for rung in range(rungs.num - 1, 0, -1):
-        there = [trial for trial in trials if trial.reached >= rung]
-        gone = sum(trial.reached > rung for trial in there)
-        waiting = [trial for trial in there if trial.is_open and trial.reached == rung]
-        waiting.sort(key=lambda trial: (expected[trial.number], trial.number))
-        for trial in waiting[: max(0, len(there) // rungs.keep - gone)]:
-            cost = rungs.cost(rung, rung + 1)
-            behind = reached | {trial.number: rung + 1}
-            if cost + _reserve(list(behind.values()), rungs) <= left + SLACK:
-                goals.append((trial.number, rung + 1))
-                left, reached = left - cost, behind
-    return tuple(goals)
+    def allows(self, reached: int) -> bool:
+        """Whether a run may go on from so many rungs: a run must be left that can be brought to its
+        end, unless one has come to it.
+        """
+        furthest = max(reached + 1, self._furthest)
+        reserve = self.rungs.cost(furthest, self.rungs.num)
+        return self.rungs.cost(reached, reached + 1) + reserve <= self.left + SLACK
 
-
-def _reserve(reached: Sequence[int], rungs: Rungs) -> float:
-    """What it takes to bring one of the runs to its end, which a study must not be without."""
-    return rungs.cost(max(reached, default=1), rungs.num)
-
-
-def _last(
-    trials: Sequence[TrialState], rungs: Rungs, left: float, expected: Mapping[int, float]
-) -> tuple[tuple[int, int], ...]:
-    """The most promising run that can still be taken to its end: one at a time, since each result
-    changes what is expected of the others.
-    """
-    waiting = [
-        trial
-        for trial in trials
-        if trial.is_open
-        and 0 < trial.reached < rungs.num
-        and rungs.cost(trial.reached, rungs.num) <= left + SLACK
-    ]
-    if not waiting:
-        return ()
-    best = min(waiting, key=lambda trial: (expected[trial.number], trial.number))
-    return ((best.number, best.reached + 1),)
+    def take(self, move: Move) -> None:
+        self.left -= self.rungs.cost(move.goal - 1, move.goal)
+        self._furthest = max(self._furthest, move.goal)

@@ -5,7 +5,7 @@ so that a study that is killed at any moment decides again what it had decided. 
 holds the folder; half a line at the journal's end is cut off. Optuna's own tools read the journal.
 
     with open_journal(Path("study"), {"space": space.to_json()}, space, resume=False) as journal:
-        journal.begin(wave, points)
+        journal.begin([Move({"lr": 1e-3}, goal=1)])
         journal.note(0, loss=3.2, seconds=4.1)
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 from ridgeline.errors import CheckpointError, MissingPackageError, OutputError, UsageError
 from ridgeline.formats.files import atomic_write
-from ridgeline.tuning.searching.halving import TrialState, Wave
+from ridgeline.tuning.searching.halving import Move, TrialState
 from ridgeline.tuning.searching.space import Between, Choices, Point, SearchSpace
 
 JOURNAL, DESCRIPTION, LOCK = "journal.jsonl", "study.json", ".lock"
@@ -80,13 +80,14 @@ class StudyJournal:
             tuple((trial, rung) for trial, rung in values["goals"]),
         )
 
-    def begin(self, wave: Wave, points: Sequence[Point]) -> None:
-        """In one line: from then on it is done to its end, whatever happens."""
+    def begin(self, moves: Sequence[Move]) -> None:
+        """A wave, in one line: from then on it is done to its end, whatever happens."""
+        wave = self.wave
         values = {
-            "number": wave.number,
-            "points": list(points),
+            "number": 0 if wave is None else wave.number + 1,
+            "points": [move.point for move in moves if move.trial is None],
             "first": self.num_trials,
-            "goals": [list(goal) for goal in wave.goals],
+            "goals": [[move.trial, move.goal] for move in moves if move.trial is not None],
         }
         self._study.set_user_attr(WAVE, values)
 

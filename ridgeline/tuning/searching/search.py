@@ -17,10 +17,13 @@ from typing import Protocol
 
 from ridgeline.errors import NumericsError, RequestError, UsageError
 from ridgeline.progress import clock_words
-from ridgeline.tuning.searching.halving import Rungs, TrialState, Wave, next_wave
+from ridgeline.tuning.searching.halving import Move, Room, Rungs, TrialState
 from ridgeline.tuning.searching.journal import StudyJournal
 from ridgeline.tuning.searching.space import Point, SearchSpace
 from ridgeline.tuning.searching.surrogate import Surrogate
+
+FIRST_TRIALS = 6  # even over the space, before anything is expected of any
+TOGETHER = 3  # moves that are decided at once, however many run at once: a study is the same
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,6 @@ class SearchOrder:
     rungs: Rungs = field(default_factory=Rungs)
     seed: int = 0
     firsts: tuple[Point, ...] = ()  # tried before any other: the user's own settings
-    most_trials: int | None = None
 
 
 OnNews = Callable[["SearchLoop"], None]
@@ -107,9 +109,11 @@ class SearchLoop:
 
     @property
     def run_s(self) -> float | None:
-        """Of a whole run, by those that were worked on; None at the beginning."""
-        used = self.used_runs
-        return sum(self.journal.seconds()) / used if used else None
+        """Of a whole run, by those that were worked on to their goals; None at the beginning."""
+        rungs, seconds = self.order.rungs, self.journal.seconds()
+        going = [trial for trial in self.trials if trial.is_open and trial.reached]
+        used = sum(rungs.cost(0, trial.reached) for trial in going)
+        return sum(seconds[trial.number] for trial in going) / used if used else None
 
     @property
     def left_runs(self) -> float:
@@ -137,56 +141,43 @@ class SearchLoop:
         self._check_budget(trials)
         surrogate = Surrogate(order.space, order.rungs, trials, order.seed)
         self.expected = surrogate.expected()
-        wave = next_wave(
-            trials,
-            order.rungs,
-            number=0 if self.journal.wave is None else self.journal.wave.number + 1,
-            left=self.left_runs,
-            expected=self.expected,
-            width=self._width(trials),
-            most=order.most_trials,
-        )
-        if wave is None:
+        moves = self._moves(surrogate, Room(trials, order.rungs, self.left_runs))
+        if not moves:
             return False
-        points = self._new_points(wave, trials, surrogate)
-        if not points and not wave.goals:  # the space has no more
-            return self._only_promote(trials)
-        self.journal.begin(wave, points)
+        self.journal.begin(moves)
         self.journal.fill()
         return True
 
-    def _only_promote(self, trials: Sequence[TrialState]) -> bool:
-        order = self.order
-        number = 0 if self.journal.wave is None else self.journal.wave.number + 1
-        wave = next_wave(
-            trials, order.rungs, number=number, left=self.left_runs, expected=self.expected,
-            width=0, most=len(trials),
-        )  # fmt: skip
-        if wave is None or not wave.goals:
-            return False
-        self.journal.begin(wave, [])
-        return True
-
-    def _width(self, trials: Sequence[TrialState]) -> int:
-        """New trials at once: enough that one of them comes to its end. A first one alone where the
-        time that a run takes is not known.
+    def _moves(self, surrogate: Surrogate, room: Room) -> list[Move]:
+        """At first runs that are even over the space, the user's own settings before them; alone
+        where the time that a run takes is not known.
         """
-        if not trials and self.order.budget.seconds is not None:
-            return 1
-        rungs = self.order.rungs
-        return int(rungs.keep ** (rungs.num - 1))
+        begun = len(surrogate.trials)
+        if begun < FIRST_TRIALS:
+            is_timed = begun == 0 and self.order.budget.seconds is not None
+            moves = self._first_moves(surrogate, 1 if is_timed else FIRST_TRIALS - begun, room)
+            if moves:
+                return moves
+        moves = []
+        for _ in range(TOGETHER):
+            move = surrogate.best_move(room.allows)
+            if move is None:
+                break
+            room.take(move)
+            surrogate.imagine(move)
+            moves.append(move)
+        return moves
 
-    def _new_points(
-        self, wave: Wave, trials: Sequence[TrialState], surrogate: Surrogate
-    ) -> list[Point]:
-        if not wave.num_new:
-            return []
-        tried = [trial.point for trial in trials]
-        points = [each for each in self.order.firsts if each not in tried][: wave.num_new]
-        for point in surrogate.propose(wave.num_new):
-            if len(points) < wave.num_new and point not in points:
-                points.append(point)
-        return points
+    def _first_moves(self, surrogate: Surrogate, count: int, room: Room) -> list[Move]:
+        tried = [trial.point for trial in surrogate.trials]
+        firsts = [point for point in self.order.firsts if point not in tried]
+        spread = [point for point in surrogate.spread(count, firsts) if point not in firsts]
+        moves = []
+        for point in [*firsts, *spread][:count]:
+            if room.allows(0):
+                moves.append(Move(point, 1))
+                room.take(moves[-1])
+        return moves
 
     def _work_off(self) -> None:
         """What the wave decided and is not done."""

@@ -7,19 +7,19 @@ middle are drawn in: how bad a bad run is says nothing of where the good ones ar
 
     surrogate = Surrogate(space, rungs, trials, seed=0)
     surrogate.expected()                # {trial: loss at its end}
-    surrogate.propose(9)                # points worth trying next
+    surrogate.best_move(room.allows)    # what is worth doing next
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.tuning.searching.halving import Rungs, TrialState
+from ridgeline.tuning.searching.halving import Move, Rungs, TrialState
 from ridgeline.tuning.searching.space import Point, SearchSpace, Setting
 
 Floats = NDArray[np.float64]
@@ -60,6 +60,7 @@ class Surrogate:
         rows = [(trial, rung) for trial in trials for rung in range(trial.reached)]
         self._places = self._cube([trial.point for trial, _ in rows])
         self._rungs = np.array([rung for _, rung in rows], dtype=np.float64)
+        self._imagined: list[Move] = []
         values, self._scale = _scaled(rows)
         self._values = values
         self.is_ready = len({trial.number for trial, _ in rows}) >= LEAST_TRIALS
@@ -75,31 +76,82 @@ class Surrogate:
         scaled = means * self._scale.size + self._scale.middle
         return {trial.number: float(mean) for trial, mean in zip(begun, scaled, strict=True)}
 
-    def propose(self, count: int) -> list[Point]:
-        """Untried points, each chosen as if those before it had come out as expected; fewer where
-        the space has no more.
+    def best_move(self, allows: Callable[[int], bool]) -> Move | None:
+        """One rung more for the run, new or begun, that is expected to improve the most on the
+        best; `allows` says from how many rungs on there is work left. None where there is none.
         """
+        moved = {move.trial for move in self._imagined}
+        moves = [
+            Move(trial.point, trial.reached + 1, trial.number)
+            for trial in self.trials
+            if trial.is_open and trial.number not in moved
+            if 0 < trial.reached < self.rungs.num and allows(trial.reached)
+        ]
+        if allows(0):
+            moves += [Move(point, 1) for point in self._candidates()]
+        if not moves:
+            return None
         if not self.is_ready:
-            return self._spread(count)
-        places, rungs, values = self._places, self._rungs, self._values
-        result: list[Point] = []
-        candidates = self._candidates()
-        best = self._best()
-        try:
-            for _ in range(min(count, len(candidates))):
-                cube = self._cube(candidates)
-                means, deviations = self._predicted(cube)
-                chosen = int(np.argmax(_improvement(best, means, deviations)))
-                result.append(candidates.pop(chosen))
-                if len(result) == count:
-                    break
-                mean, _ = self._predicted(cube[chosen : chosen + 1], rung=0.0)
-                self._places = np.concatenate([self._places, cube[chosen : chosen + 1]])
-                self._rungs = np.append(self._rungs, 0.0)
-                self._values = np.append(self._values, mean)
-        finally:
-            self._places, self._rungs, self._values = places, rungs, values
-        return result
+            return min(moves, key=lambda move: self._last_loss(move))
+        begun = [move for move in moves if move.trial is not None]
+        new = [move for move in moves if move.trial is None]
+        open_trials = [trial for trial in self.trials if trial.is_open]
+        imagined = [move.point for move in self._imagined]
+        ends = [t.point for t in open_trials if t.reached == self.rungs.num] + imagined
+        if not ends and begun:  # an answer first
+            expected = self.expected()
+            return min(begun, key=lambda move: expected[move.trial or 0])
+        # a begun run has to beat those at their end, a new one what is expected of any
+        every = [trial.point for trial in open_trials] + imagined
+        worth = [
+            *self._improvements([move.point for move in begun], self._best_of(ends or every)),
+            *self._improvements([move.point for move in new], self._best_of(every)),
+        ]
+        return [*begun, *new][int(np.argmax(worth))]
+
+    def _best_of(self, points: Sequence[Point]) -> Point:
+        """The point that is expected to end lowest."""
+        means, _ = self._predicted(self._cube(points))
+        return points[int(np.argmin(means))]
+
+    def _improvements(self, points: Sequence[Point], best: Point) -> Floats:
+        """Expected at the end, of each point on the best: of their difference, for what is near the
+        best is as good as it and no better. What all have in common there decides nothing.
+        """
+        if not points:
+            return np.zeros(0)
+        cube = self._cube([*points, best])
+        last = np.full(len(cube), float(self.rungs.num - 1))
+        worth = np.zeros(len(points))
+        for settings in self._settings:
+            factor = self._factor(settings)
+            assert factor is not None, "it was fitted"
+            across = self._likeness(settings, self._places, self._rungs, cube, last)
+            half = np.linalg.solve(factor, across)
+            means = half.T @ np.linalg.solve(factor, self._values)
+            likeness = self._likeness(settings, cube, last, cube[-1:], last[-1:])[:, 0]
+            shared = likeness - half.T @ half[:, -1]  # with the best
+            own = 1.0 - (half * half).sum(0)
+            variances = np.maximum(own + own[-1] - 2 * shared, 1e-12)
+            worth += _improvement(means[-1], means, np.sqrt(variances))[:-1]
+        return worth
+
+    def imagine(self, move: Move) -> None:
+        """As if it had come out as expected: what is chosen next is chosen beside it."""
+        self._imagined.append(move)
+        if not self.is_ready:
+            return
+        cube, rung = self._cube([move.point]), float(move.goal - 1)
+        mean, _ = self._predicted(cube, rung)
+        self._places = np.concatenate([self._places, cube])
+        self._rungs = np.append(self._rungs, rung)
+        self._values = np.append(self._values, mean)
+
+    def _last_loss(self, move: Move) -> tuple[bool, float]:
+        """New runs come first while nothing is known."""
+        if move.trial is None:
+            return (False, 0.0)
+        return (True, self.trials[move.trial].losses[-1])
 
     def responses(self) -> dict[str, list[tuple[Setting, float]]]:
         """For each name the loss expected at the end over its values, in the mean over all others;
@@ -138,15 +190,11 @@ class Surrogate:
         means, _ = self._predicted(cube)
         return float(means.mean()) * self._scale.size + self._scale.middle
 
-    def _best(self) -> float:
-        """The lowest that any run is expected to end with."""
-        begun = [trial.point for trial in self.trials if trial.reached and trial.is_open]
-        means, _ = self._predicted(self._cube(begun or [t.point for t in self.trials]))
-        return float(means.min())
-
-    def _spread(self, count: int) -> list[Point]:
-        """Even over the cube: each new point is the one furthest from all before it."""
-        taken = [self.space.place(trial.point) for trial in self.trials]
+    def spread(self, count: int, beside: Sequence[Point] = ()) -> list[Point]:
+        """Even over the cube: each new point is the one furthest from all before it, and from those
+        `beside`.
+        """
+        taken = [self.space.place(point) for point in (*(t.point for t in self.trials), *beside)]
         result: list[Point] = []
         candidates = self._candidates()
         while candidates and len(result) < count:
@@ -162,7 +210,7 @@ class Surrogate:
 
     def _candidates(self) -> list[Point]:
         """Untried points: all of a small space, else random ones and neighbours of the best."""
-        tried = {_key(trial.point) for trial in self.trials}
+        tried = {_key(each.point) for each in (*self.trials, *self._imagined)}
         points = self._listed() if self._is_small else self._drawn()
         unique = {_key(point): point for point in points}
         return [point for key, point in unique.items() if key not in tried]
@@ -241,24 +289,27 @@ class Surrogate:
         return factor
 
     def _covariance(
-        self,
-        settings: SurrogateSettings,
-        one: Floats,
-        rungs: Floats,
-        other: Floats,
-        other_rungs: Floats,
+        self, settings: SurrogateSettings, one: Floats, rungs: Floats, other: Floats, others: Floats
     ) -> Floats:
+        """Of losses; `others` are the rungs of `other`."""
+        same = rungs[:, None] == others[None]
+        return self._likeness(settings, one, rungs, other, others) + LEVELS * same + LEVELS
+
+    def _likeness(
+        self, settings: SurrogateSettings, one: Floats, rungs: Floats, other: Floats, others: Floats
+    ) -> Floats:
+        """The part of it that is of the points."""
         lengths = settings.lengths[self._groups]
         squares = (((one / lengths)[:, None] - (other / lengths)[None]) ** 2).sum(-1)
         far = np.sqrt(5.0 * squares)
         alike = (1.0 + far + far * far / 3.0) * np.exp(-far)  # Matérn 5/2
-        apart = np.abs(rungs[:, None] - other_rungs[None])
-        return alike * settings.memory**apart + LEVELS * (apart == 0) + LEVELS
+        likeness: Floats = alike * settings.memory ** np.abs(rungs[:, None] - others[None])
+        return likeness
 
     def _predicted(self, cube: Floats, rung: float | None = None) -> tuple[Floats, Floats]:
         """Mean and deviation at a rung, by default the last, over the settings that are mixed."""
         last = float(self.rungs.num - 1) if rung is None else rung
-        parts = [self._predicted_by(settings, cube, last) for settings in self._settings]
+        parts = [self._predicted_by(each, cube, last) for each in self._settings]
         means = np.array([mean for mean, _ in parts])
         variances = np.array([variance for _, variance in parts])
         mixed: Floats = means.mean(0)
@@ -273,10 +324,7 @@ class Surrogate:
         across = self._covariance(settings, self._places, self._rungs, cube, rungs)
         half = np.linalg.solve(factor, across)
         means: Floats = half.T @ np.linalg.solve(factor, self._values)
-        variances = 1.0 + 2 * LEVELS - (half * half).sum(0)
-        if not (self._rungs == rung).any():  # nobody knows that rung's level: all share the doubt
-            variances = variances - LEVELS
-        return means, np.maximum(variances, 1e-9)
+        return means, np.maximum(1.0 + 2 * LEVELS - (half * half).sum(0), 1e-9)
 
 
 @dataclass(frozen=True)

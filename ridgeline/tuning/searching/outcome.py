@@ -18,7 +18,7 @@ from ridgeline.tuning.searching.surrogate import Surrogate
 def study_document(loop: SearchLoop, measure: str = "held-out loss") -> dict[str, Any]:
     """`measure`: what is judged by, the less the better."""
     order, trials = loop.order, loop.trials
-    surrogate = Surrogate(order.space, order.rungs, trials, order.seed)
+    surrogate = Surrogate(order.space, order.rungs, trials, order.seed, keeps_all=True)
     best = loop.best
     first = next((trial for trial in trials if trial.point in order.firsts), None)
     expected = surrogate.expected()

@@ -52,7 +52,13 @@ class SurrogateSettings:
 
 class Surrogate:
     def __init__(
-        self, space: SearchSpace, rungs: Rungs, trials: Sequence[TrialState], seed: int
+        self,
+        space: SearchSpace,
+        rungs: Rungs,
+        trials: Sequence[TrialState],
+        seed: int,
+        *,
+        keeps_all: bool = False,  # losses are not drawn in: for the whole space, not its best part
     ) -> None:
         self.space, self.rungs, self.trials = space, rungs, trials
         self._random = np.random.default_rng([seed, len(trials), sum(t.reached for t in trials)])
@@ -61,7 +67,7 @@ class Surrogate:
         self._places = self._cube([trial.point for trial, _ in rows])
         self._rungs = np.array([rung for _, rung in rows], dtype=np.float64)
         self._imagined: list[Move] = []
-        values, self._scale = _scaled(rows)
+        values, self._scale = _scaled(rows, keeps_all)
         self._values = values
         self.is_ready = len({trial.number for trial, _ in rows}) >= LEAST_TRIALS
         if self.is_ready:
@@ -159,7 +165,7 @@ class Surrogate:
         """
         if not self.is_ready:
             return {}
-        cube, result = self._random.random((RESPONSE_DRAWS, self.space.size)), {}
+        cube, result = self._random_cube(), {}
         for index, (name, choices) in enumerate(self.space.entries):
             axes = self._groups == index
             means = []
@@ -176,8 +182,7 @@ class Surrogate:
         """
         if not self.is_ready:
             return {}
-        cube = self._random.random((RESPONSE_DRAWS, self.space.size))
-        means, _ = self._predicted(cube)
+        means, _ = self._predicted(self._random_cube())
         whole = float((means * self._scale.size).var()) or 1.0
         shares = {
             name: float(np.var([loss for _, loss in values])) / whole
@@ -185,6 +190,11 @@ class Surrogate:
         }
         most = max(1.0, sum(shares.values()))  # of samples they may come to more
         return {name: share / most for name, share in shares.items()}
+
+    def _random_cube(self) -> Floats:
+        """Places of points: between two words there is nothing."""
+        places = self._random.random((RESPONSE_DRAWS, self.space.size))
+        return self._cube([self.space.at(place.tolist()) for place in places])
 
     def _mean_loss(self, cube: Floats) -> float:
         means, _ = self._predicted(cube)
@@ -333,7 +343,7 @@ class RungScale:
     size: float
 
 
-def _scaled(rows: Sequence[tuple[TrialState, int]]) -> tuple[Floats, RungScale]:
+def _scaled(rows: Sequence[tuple[TrialState, int]], keeps_all: bool) -> tuple[Floats, RungScale]:
     """Losses drawn in and scaled to a deviation of one within their rungs."""
     losses = np.array([trial.losses[rung] for trial, rung in rows], dtype=np.float64)
     rungs = np.array([rung for _, rung in rows])
@@ -343,7 +353,9 @@ def _scaled(rows: Sequence[tuple[TrialState, int]]) -> tuple[Floats, RungScale]:
         if not len(known):
             continue
         middle, best = float(np.median(known)), float(known.min())
-        most = middle + FURTHEST * (middle - best) if len(known) >= LEAST_TRIALS else known.max()
+        most = float(known.max())
+        if len(known) >= LEAST_TRIALS and not keeps_all:
+            most = middle + FURTHEST * (middle - best)
         losses[rungs == rung] = np.where(np.isfinite(own), np.minimum(own, most), most)
     if not len(losses) or not np.isfinite(losses).all():
         return np.zeros(len(losses)), RungScale(0.0, 1.0)

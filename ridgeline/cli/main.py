@@ -55,6 +55,7 @@ VERB_GROUPS = {
     "train": {
         "data": "text to clean, deduplicated, tokenized shards",
         "train": "fine-tune a model on text, or train a shape from nothing",
+        "tune": "find what to train with: learning rate, batch, shape; scaling laws",
     },
     "make it faster": {
         "optimize": "the main job: try what may help, keep what is faster and accurate",

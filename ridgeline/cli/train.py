@@ -297,15 +297,20 @@ def ordered_config(args: argparse.Namespace, out: Path) -> TrainConfig:
     named = args.model is not None and is_named_run(args.model)
     if named:
         base = named_run(args.model)
+    config = flagged_config(args, base, named)
+    return config if layout is None else with_layout(config, layout)
+
+
+def flagged_config(args: argparse.Namespace, base: TrainConfig, is_named: bool) -> TrainConfig:
+    """A config, with what was given on the command line; `is_named`: MODEL is where it is from."""
     if any(getattr(args, name) is not None for name in ("steps", "minutes", "tokens")):
         base = replace(base, end=RunLength())
     given: dict[str, Any] = {}
-    if args.model is not None and not named:
+    if args.model is not None and not is_named:
         given["model"] = args.model
     if args.shape is not None:
         given["shape"] = args.shape
-    config = from_flags(args, TrainConfig, replace(base, **given))
-    return config if layout is None else with_layout(config, layout)
+    return from_flags(args, TrainConfig, replace(base, **given))
 
 
 def without_layout(config: TrainConfig, layout: Layout | None, devices: int | None) -> TrainConfig:

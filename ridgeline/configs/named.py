@@ -9,6 +9,7 @@ named_recipe("configs:web_english")
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,7 @@ from ridgeline.training.config import TrainConfig
 from ridgeline.training.config_file import load_config
 
 OWN = "configs"
+Config = TypeVar("Config")
 
 
 def is_named_run(text: str) -> bool:
@@ -32,7 +34,7 @@ def named_run(text: str) -> TrainConfig:
     """The config that the function returns, or that the file holds."""
     if text.endswith(".json"):
         return load_config(Path(text))
-    return _returned(text, training, TrainConfig)
+    return named_config(text, (training,), (TrainConfig,))
 
 
 def named_recipe(text: str) -> CorpusRecipe:
@@ -44,17 +46,14 @@ def named_recipe(text: str) -> CorpusRecipe:
         raise UsageError(
             f"{text!r} is no recipe; give configs:NAME, FILE.py:NAME, or a .toml or .json{hint}"
         )
-    return _returned(text, corpus, CorpusRecipe)
+    return named_config(text, (corpus,), (CorpusRecipe,))
 
 
-Config = TypeVar("Config")
-
-
-def _returned(text: str, own: ModuleType, kind: type[Config]) -> Config:
-    """What the function of that name gives, of `own` where the file is `configs`."""
+def named_config(text: str, own: Sequence[ModuleType], kinds: tuple[type[Config], ...]) -> Config:
+    """What the function returns, one of these kinds; `own` are the modules of `configs:`."""
     file, _, name = text.rpartition(":")
-    module = own if file == OWN else _imported(Path(file))
-    functions = functions_of(module)
+    modules = own if file == OWN else [_imported(Path(file))]
+    functions = {key: each for module in modules for key, each in functions_of(module).items()}
     if name not in functions:
         hint = near_matches(name, functions)
         there = ", ".join(functions) or "none"
@@ -63,9 +62,9 @@ def _returned(text: str, own: ModuleType, kind: type[Config]) -> Config:
         config = functions[name]()
     except TypeError as error:
         raise UsageError(f"{text} must be a function without arguments: {error}") from error
-    if not isinstance(config, kind):
-        returned = type(config).__name__
-        raise UsageError(f"{text} returned a {returned}; it must return a {kind.__name__}")
+    if not isinstance(config, kinds):
+        allowed = " or a ".join(kind.__name__ for kind in kinds)
+        raise UsageError(f"{text} returned a {type(config).__name__}; it must return a {allowed}")
     return config
 
 

@@ -12,6 +12,7 @@ of parameters that its makers state.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -162,14 +163,62 @@ def check_one(model: str | None, shape: str | None) -> None:
         raise UsageError("give either a model, or --shape for one with random weights")
 
 
+PARTS = {  # of a shape that may be another: `tiny:layers=4,width=96`
+    "layers": "num_hidden_layers",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "mlp": "intermediate_size",
+}
+
+
+def shape_name(base: str, changes: Mapping[str, int]) -> str:
+    """`tiny:layers=4,width=96`; changes of a shape that is changed already come on top."""
+    name, _, earlier = base.partition(":")
+    parts = _parts(base) | dict(changes) if earlier else dict(changes)
+    text = ",".join(f"{part}={parts[part]}" for part in PARTS if part in parts)
+    return f"{name}:{text}" if text else name
+
+
+def shape_values(name: str) -> dict[str, Any]:
+    """The `config.json` of a shape, or of one with other parts: `tiny:layers=4,width=96`."""
+    base, colon, _ = name.partition(":")
+    if base not in SHAPES:
+        hint = near_matches(base, SHAPES)
+        raise UsageError(f"shape {base!r} is unknown; choose from {', '.join(SHAPES)}{hint}")
+    if not colon:
+        return SHAPES[base]
+    parts = _parts(name)
+    values = SHAPES[base] | {PARTS[part]: number for part, number in parts.items()}
+    heads, own = values["num_attention_heads"], SHAPES[base]
+    if "heads" in parts:  # as many query heads share one of keys as far as that divides them
+        shared = own["num_attention_heads"] // own["num_key_value_heads"]
+        values["num_key_value_heads"] = heads // shared if heads % shared == 0 else heads
+    if "head_dim" not in own and values["hidden_size"] % (2 * heads):
+        raise UsageError(
+            f"shape {name!r}: a width of {values['hidden_size']} is not divisible by 2 × {heads} "
+            f"heads; give a multiple of {2 * heads}"
+        )
+    return values
+
+
+def _parts(name: str) -> dict[str, int]:
+    result = {}
+    for part in name.partition(":")[2].split(","):
+        key, equals, number = part.partition("=")
+        if key not in PARTS or not equals or not number.isdecimal() or int(number) < 1:
+            raise UsageError(
+                f"shape {name!r}: {part!r} is not understood; give NAME:layers=4,width=96, with "
+                f"any of {', '.join(PARTS)}{near_matches(key, PARTS)}"
+            )
+        result[key] = int(number)
+    return result
+
+
 def describe_shape(name: str, num_layers: int | None = None) -> Description:
     """The description of a checkpoint of this shape, with `num_layers` layers where given."""
-    if name not in SHAPES:
-        hint = near_matches(name, SHAPES)
-        raise UsageError(f"shape {name!r} is unknown; choose from {', '.join(SHAPES)}{hint}")
+    values = shape_values(name)
     if num_layers is not None and num_layers < 1:
         raise UsageError(f"num_layers is {num_layers}; give at least 1")
-    values = SHAPES[name]
     return describe_hf(
         values if num_layers is None else values | {"num_hidden_layers": num_layers},
         origin=f"shape {name}",

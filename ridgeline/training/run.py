@@ -80,13 +80,14 @@ def train(
     progress: Progress | None = None,
     on_row: OnRow | None = None,
     mesh: Mesh | None = None,
+    until: float = 1.0,
 ) -> TrainOutcome:
-    """Train until the config's end. `on_row` gets each row of metrics.jsonl, with the share of the
-    run that is done. On several ranks each calls it, with the `mesh` that joins them; the first one
-    writes and is shown.
+    """Train until the config's end, or until a share of it is done, with a checkpoint from which it
+    goes on. `on_row` gets each row of metrics.jsonl, with the share of the run that is done. On
+    several ranks each calls it, with the `mesh` that joins them; the first one writes and is shown.
     """
     prepared = prepare(config, out, device=device, resume=resume, progress=progress, mesh=mesh)
-    loop = TrainLoop(prepared, out, on_row or (lambda row: None))
+    loop = TrainLoop(prepared, out, on_row or (lambda row: None), until=until)
     return loop.run()
 
 
@@ -104,7 +105,12 @@ def saver_of(prepared: PreparedRun, out: Path) -> CheckpointSaver:
 
 class TrainLoop:
     def __init__(
-        self, prepared: PreparedRun, out: Path, on_row: OnRow, pulse: Pulse | None = None
+        self,
+        prepared: PreparedRun,
+        out: Path,
+        on_row: OnRow,
+        pulse: Pulse | None = None,
+        until: float = 1.0,
     ) -> None:
         self.config = prepared.config
         self.trainer = prepared.trainer
@@ -112,6 +118,8 @@ class TrainLoop:
         self._prepared = prepared
         self._crew = prepared.crew
         self._pulse = pulse or Pulse()
+        assert until == 1.0 or prepared.config.end.minutes is None, "minutes go on by themselves"
+        self._until = until
         self._out = out
         self._on_row = on_row if self._crew.is_first else lambda row: None
         self._cut = self._crew.cut(prepared.whole)
@@ -154,7 +162,7 @@ class TrainLoop:
         """No step begins that would end more than half beyond the minutes; one always does."""
         minutes = self.config.end.minutes
         if minutes is None or self.counters.steps == 0:
-            return self.done >= 1 and minutes is None
+            return self.done >= self._until and minutes is None
         left_s = 60 * minutes - self._measuring_s - self.counters.seconds
         return left_s <= clock.last_lap / 2
 

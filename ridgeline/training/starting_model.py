@@ -20,7 +20,7 @@ from ridgeline.models import Transformer, build_model
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.config import ModelConfig
 from ridgeline.models.families import Description, describe, describe_hf
-from ridgeline.models.shapes import SHAPES, describe_shape
+from ridgeline.models.shapes import describe_shape, shape_values
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.progress import Progress
 from ridgeline.quantization import load_model
@@ -204,14 +204,14 @@ def model_source(config: TrainConfig, progress: Progress | None = None) -> Start
         description = describe(open_checkpoint(path))
         return StartingModel(description, _tokenizer(path), path)
     assert config.shape is not None, "check_complete"
-    describe_shape(config.shape)  # whose error names the shapes there are
+    shape = shape_values(config.shape)  # whose error names the shapes there are
     if config.tokenizer is None:
         raise UsageError(
             "--shape has no tokenizer; add --tokenizer MODEL for the one of a model, e.g. demo"
         )
     tokenizer = _tokenizer(resolve_model(config.tokenizer, progress=progress))
     vocab_size = -(-tokenizer.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-    values = SHAPES[config.shape] | {"vocab_size": vocab_size}
+    values = shape | {"vocab_size": vocab_size}
     return StartingModel(describe_hf(values, origin=f"shape {config.shape}"), tokenizer, None)
 
 

@@ -78,6 +78,7 @@ def arguments(verb: str, folder: Path) -> list[str]:
         "optimize": ["optimize", str(folder), "--dry-run", *traced(folder), *device],
         "quantize": ["quantize", str(folder), "--scheme", "int8", *quantized(folder), *device],
         "train": ["train", str(folder), *learned(folder), *device],
+        "tune": ["tune", "lr", str(folder), *risen(folder), *device],
     }[verb]
 
 
@@ -94,6 +95,11 @@ def raw_text(folder: Path) -> list[str]:
     text = folder.parent / "raw.txt"
     text.write_text("a text of a few words")
     return ["--in", str(text), "--out", str(out), "--workers", "1", "--rules", "none"]
+
+
+def risen(folder: Path) -> list[str]:
+    quick = ["--range", "1e-6..100", "--range-steps", "12", "--seeds", "2"]
+    return [*learned(folder), *quick]
 
 
 def traced(folder: Path) -> list[str]:
@@ -153,9 +159,8 @@ def test_each_verb_has_help_with_an_example(verb: str, capsys: Capture) -> None:
 PARTS = (
     ["data", "build"],
     ["data", "plan"],
-    ["bench", "kernels"],
-    ["bench", "engine"],
-    ["bench", "serve"],
+    *(["bench", name] for name in ("kernels", "engine", "serve")),
+    *(["tune", name] for name in ("lr", "search", "scale")),
     ["report", "show"],
 )
 

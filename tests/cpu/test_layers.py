@@ -43,6 +43,7 @@ LAYERS = [
     "profiling",
     "planning",
     "bench",
+    "tuning",
     "ladder",
     "server",
     "configs",
@@ -166,6 +167,14 @@ ROOMS = {
         "start",
         "serve",
     ],
+    "tuning": [
+        "network_shapes",
+        "short_run",
+        "searching",
+        "rates",
+        "scaling",
+        "pages",
+    ],
     "ladder": [
         "outcome",
         "state",
@@ -180,6 +189,7 @@ ROOMS = {
         "climbing",
         "modules",
         "training",
+        "filters",
     ],
 }
 LAZY = {"ridgeline", "ridgeline.engine"}  # `__init__`s whose names are loaded on first use

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from ridgeline.errors import UsageError
-from ridgeline.ladder.measuring.rounds import interleaved, speedup_of, t_quantile
+from ridgeline.ladder.measuring.rounds import interleaved, speedup_of
+from ridgeline.quality.intervals import t_quantile
 
 
 def test_sides_take_turns_and_neither_is_always_first() -> None:

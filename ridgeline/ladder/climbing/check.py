@@ -33,7 +33,7 @@ from ridgeline.ladder.climbing.kept_level import KeptLevel, level_problems, leve
 from ridgeline.ladder.measuring.control import Control
 from ridgeline.ladder.measuring.judging import Measured
 from ridgeline.ladder.measuring.part import WorkloadPart
-from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, t_quantile
+from ridgeline.ladder.measuring.rounds import MIN_ROUNDS
 from ridgeline.ladder.measuring.spec import workload_from
 from ridgeline.ladder.outcome import Quality, RateProof, Speedup
 from ridgeline.ladder.processes.bench_processes import Processes
@@ -45,6 +45,7 @@ from ridgeline.models.families import describe
 from ridgeline.models.shapes import describe_shape
 from ridgeline.progress import Progress
 from ridgeline.quality.gate import QualityBounds
+from ridgeline.quality.intervals import t_quantile
 from ridgeline.recipe import Recipe
 
 ALLOWED_FALL = 0.05

@@ -20,13 +20,9 @@ from statistics import fmean, stdev
 from ridgeline.errors import UsageError
 from ridgeline.ladder.outcome import Speedup
 from ridgeline.progress import Progress
+from ridgeline.quality.intervals import t_quantile
 
 MIN_ROUNDS = 5
-# The 97.5% quantile of Student's t for 1, 2, … degrees of freedom; beyond, an expansion around the
-# normal one is exact to the third digit.
-T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-NORMAL_QUANTILE = 1.959964
-
 Measure = Callable[[], float]  # runs one side once and gives its rate
 
 
@@ -78,14 +74,3 @@ def chained(first: Speedup, second: Speedup) -> Speedup:
 def _check_rounds(count: int) -> None:
     if count < 2:
         raise UsageError(f"rounds is {count}, which gives no interval; give at least {MIN_ROUNDS}")
-
-
-def t_quantile(degrees: int) -> float:
-    """Of Student's t, for an interval of 95%."""
-    if degrees <= len(T_QUANTILES):
-        return T_QUANTILES[degrees - 1]
-    z = NORMAL_QUANTILE
-    first = (z**3 + z) / (4 * degrees)
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees**3)
-    return z + first + second + third

@@ -14,9 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
+from typing import NamedTuple
 
-from ridgeline.ladder.measuring.rounds import t_quantile
 from ridgeline.ladder.outcome import PairedLosses
+from ridgeline.quality.intervals import t_quantile
 
 NUM_SEEDS = 3
 USUAL_STEPS = 60
@@ -28,37 +29,51 @@ SMOOTHED = 5  # steps in the mean of a curve
 Runs = Sequence[Sequence[float]]  # losses of steps, for each seed
 
 
+class PairedShares(NamedTuple):
+    """How much a loss changed, as a share of it, with the 95% interval over seeds."""
+
+    count: int
+    mean: float
+    low: float
+    high: float
+
+
 def paired_losses(before: Runs, after: Runs, bound: float, speedup: float) -> PairedLosses:
     """`speedup`: of a step, without regard to what it learns."""
     assert len(before) == len(after) >= 2, (len(before), len(after))
-    shares = [
-        final_loss(late) / final_loss(early) - 1 for early, late in zip(before, after, strict=True)
-    ]
-    problem, mean, reach = None, 0.0, 0.0
-    if all(map(math.isfinite, shares)):
-        mean = fmean(shares)
-        reach = t_quantile(len(shares) - 1) * stdev(shares) / math.sqrt(len(shares))
+    finals = [final_loss(run) for run in before], [final_loss(run) for run in after]
+    problem, shares = None, PairedShares(len(before), 0.0, 0.0, 0.0)
+    if all(map(math.isfinite, (*finals[0], *finals[1]))):
+        shares = paired_shares(*finals)
     else:
         problem = "the loss is no number with it"
-    if mean + reach > bound:
+    if shares.high > bound:
         problem = (
-            f"the loss is {mean:+.2%} (at most {mean + reach:+.2%} with 95% confidence over "
-            f"{len(shares)} seeds), allowed is {bound:+.2%}"
+            f"the loss is {shares.mean:+.2%} (at most {shares.high:+.2%} with 95% confidence over "
+            f"{shares.count} seeds), allowed is {bound:+.2%}"
         )
     mean_before, mean_after = mean_curve(before), mean_curve(after)
     is_drawable = all(map(math.isfinite, (*mean_before, *mean_after)))
     return PairedLosses(
-        num_seeds=len(shares),
+        num_seeds=shares.count,
         num_steps=len(before[0]),
-        increase=mean,
-        low=mean - reach,
-        high=mean + reach,
+        increase=shares.mean,
+        low=shares.low,
+        high=shares.high,
         bound=bound,
         problem=problem,
         equal_loss_gain=equal_loss_gain(before, after, speedup) if is_drawable else None,
         before=mean_before if is_drawable else (),
         after=mean_after if is_drawable else (),
     )
+
+
+def paired_shares(before: Sequence[float], after: Sequence[float]) -> PairedShares:
+    """Of the final losses of each seed."""
+    shares = [late / early - 1 for early, late in zip(before, after, strict=True)]
+    mean = fmean(shares)
+    reach = t_quantile(len(shares) - 1) * stdev(shares) / math.sqrt(len(shares))
+    return PairedShares(len(shares), mean, mean - reach, mean + reach)
 
 
 def mean_curve(runs: Runs) -> tuple[float, ...]:

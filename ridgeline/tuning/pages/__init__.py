@@ -1,0 +1,1 @@
+"""Pages of `ridgeline tune`: one HTML file each, that needs no network."""

@@ -1,0 +1,300 @@
+"""What a search decides, on formulas: the budget holds, waves are decided the same after a kill at
+any moment, and good settings are found.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted_studies import (
+    OWN,
+    SPACE,
+    ScriptedTrials,
+    bowl,
+    in_folder,
+    order,
+    searched,
+)
+
+from ridgeline.errors import CheckpointError, NumericsError, RequestError, UsageError
+from ridgeline.tuning.pages.search_page import search_page
+from ridgeline.tuning.searching.halving import Move, Room, Rungs, TrialState
+from ridgeline.tuning.searching.journal import JOURNAL, differing, journal_in_memory
+from ridgeline.tuning.searching.outcome import study_document
+from ridgeline.tuning.searching.search import SearchBudget, SearchLoop, SearchOrder, check_any
+from ridgeline.tuning.searching.space import (
+    Between,
+    OneOf,
+    Point,
+    SearchSpace,
+    parse_choices,
+)
+from ridgeline.tuning.searching.surrogate import Surrogate
+
+# The space
+
+
+@given(st.lists(st.floats(0, 1), min_size=5, max_size=5))
+def test_a_place_gives_its_point_back(place: list[float]) -> None:
+    point = SPACE.at(place)
+    assert SPACE.holds(point)
+    assert SPACE.at(SPACE.place(point)) == point
+
+
+def test_ranges_above_zero_are_of_ratios() -> None:
+    assert Between(1e-5, 1e-1).at([0.5]) == pytest.approx(1e-3)
+    assert Between(0.0, 10.0).at([0.5]) == 5.0
+    assert OneOf((1, 10, 100)).at([0.5]) == 10
+    assert OneOf((0, 10, 100)).at([0.5]) == 10  # even: 50 lies nearer to 10
+    assert Between(4, 64, is_whole=True).at([0.5]) == 16
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        ("1e-3..1e-5", float, "smaller one first"),
+        ("a..b", float, "not a number"),
+        ("4,x", int, "'x' is not a whole number"),
+        (",", int, "nothing to choose"),
+        ("4,4", int, "twice"),
+        ("a..b", str, "no number; give values"),
+        ("-1..1", float, "from zero on"),
+        ("maybe", bool, "yes or no"),
+        ("1e-5..inf", float, "smaller one first"),
+    ],
+)
+def test_choices_that_make_no_sense(text: str, kind: type, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse_choices("lr", text, kind)
+
+
+def test_an_empty_space_is_refused() -> None:
+    with pytest.raises(UsageError, match="nothing to search"):
+        SearchSpace(())
+    with pytest.raises(UsageError, match="twice"):
+        SearchSpace((("lr", OneOf((1,))), ("lr", OneOf((2,)))))
+
+
+# Halving
+
+
+def test_shares_and_costs() -> None:
+    rungs = Rungs(3, 3)
+    assert rungs.shares == pytest.approx((1 / 9, 1 / 3, 1.0))
+    assert sum(rungs.cost(goal - 1, goal) for goal in (1, 2, 3)) == pytest.approx(1.0)
+    for wrong in ({"keep": 1}, {"num": 0}):
+        with pytest.raises(UsageError):
+            Rungs(**wrong)
+
+
+def trial(number: int, *losses: float, problem: str = "") -> TrialState:
+    return TrialState(number, {"n": number}, losses, problem)
+
+
+def test_there_is_always_enough_left_for_an_answer() -> None:
+    trials = [trial(0, 3.0), trial(1, 2.0), trial(2, 0.1, 0.1, 0.1, problem="diverged")]
+    room = Room(trials, Rungs(), 1.0)
+    assert room.allows(0)  # 1/9, with 8/9 to bring one of them to its end
+    room.take(Move({}, 1))
+    assert not room.allows(0)
+    assert room.allows(1)  # 2/9, with 2/3 behind it
+    room.take(Move({}, 2, 1))
+    assert not room.allows(0)
+    assert room.allows(2)
+    room.take(Move({}, 3, 1))
+    assert room.left == pytest.approx(0.0)
+    assert not any(room.allows(reached) for reached in (0, 1, 2))
+
+
+def test_a_run_moves_once_in_a_wave() -> None:
+    trials = [trial(number, 5.0 - number) for number in range(6)]
+    surrogate = Surrogate(SearchSpace((("n", OneOf(tuple(range(6)))),)), Rungs(), trials, 0)
+    moves = []
+    while (move := surrogate.best_move(lambda reached: reached > 0)) is not None:
+        surrogate.imagine(move)
+        moves.append(move)
+    assert sorted(move.trial or 0 for move in moves) == list(range(6))
+    assert moves[0].trial == 5
+    assert {move.goal for move in moves} == {2}
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.floats(1.0, 3.0), st.integers(0, 5))
+def test_a_budget_is_kept_and_leaves_an_answer(runs: float, seed: int) -> None:
+    loop = searched(own_order=order(runs, seed=seed))
+    assert loop.used_runs <= runs + 1e-6
+    assert loop.best is not None
+    assert loop.trials[0].point == OWN
+    for number, state in enumerate(loop.trials):
+        assert state.number == number
+        assert SPACE.holds(state.point)
+    points = [tuple(state.point.items()) for state in loop.trials]
+    assert len(set(points)) == len(points), "nothing is tried twice"
+
+
+def test_good_settings_are_found() -> None:
+    own, best = bowl(OWN, 1.0), bowl({"lr": 3e-3, "batch": 4, "schedule": "cosine"}, 1.0)
+    regrets = []
+    for seed in range(2):
+        answer = searched(own_order=order(8.0, seed=seed)).best
+        assert answer is not None
+        regrets.append((answer.losses[-1] - best) / (own - best))
+    assert max(regrets) < 0.05, regrets
+
+
+def test_a_small_space_ends_before_its_budget() -> None:
+    space = SearchSpace((("batch", OneOf((4, 8))),))
+    loop = SearchLoop(
+        journal_in_memory(space), SearchOrder(space, SearchBudget(50.0)), ScriptedTrials(by_batch)
+    )
+    loop.run()
+    assert [state.reached for state in loop.trials] == [3, 3]
+    assert loop.best is not None
+    assert loop.best.point == {"batch": 4}
+
+
+def by_batch(point: Point, share: float) -> float:
+    return 1.0 + float(point["batch"]) - share
+
+
+# Time
+
+
+def test_time_is_a_budget_too() -> None:
+    trials = ScriptedTrials(seconds=60.0)
+    loop = searched(trials, order(None, 240.0))
+    assert [job.point for job in trials.jobs[:1]] == [OWN]  # alone: it shows what a run takes
+    assert 180.0 < sum(loop.journal.seconds()) <= 240.0 + 1.0  # of diverged trials
+    assert loop.best is not None
+
+
+def test_a_budget_too_small_for_one_trial() -> None:
+    trials = ScriptedTrials(seconds=900.0)
+    with pytest.raises(UsageError, match=r"too small for one trial: a whole run takes about 15:00"):
+        searched(trials, order(None, 600.0))
+    assert len(trials.jobs) == 1
+    with pytest.raises(UsageError, match="too small for one trial"):
+        SearchBudget(0.5)
+    with pytest.raises(UsageError, match="--budget TIME or --runs N"):
+        SearchBudget()
+
+
+# What cannot be learned
+
+
+def test_diverged_trials_are_counted_and_do_not_stop_the_search() -> None:
+    loop = searched()
+    document = study_document(loop)
+    diverged = [state for state in loop.trials if state.is_diverged]
+    assert diverged
+    assert document["num_diverged"] == len(diverged)
+    assert all(float(state.point["lr"]) > 5e-2 for state in diverged)
+    page = search_page(document, "tiny <b>")
+    assert f"{len(diverged)} diverged and were given up." in page
+    assert "<b> ·" not in page
+    for heading in ("From rung to rung", "What each setting does", "Trials"):
+        assert heading in page
+
+
+def test_importance_names_what_matters() -> None:
+    document = study_document(searched(own_order=order(7.0)))
+    importance = document["importance"]
+    assert set(importance) == set(SPACE.names)
+    assert max(importance, key=importance.__getitem__) == "lr"
+    lowest = min(document["responses"]["lr"], key=lambda each: each[1])
+    assert 3e-4 < lowest[0] < 3e-2
+
+
+def test_a_study_in_which_everything_fails_says_why() -> None:
+    loop = searched(ScriptedTrials(lambda point, share: math.inf))
+    with pytest.raises(NumericsError, match="all 6 trials were given up; the first: the"):
+        check_any(loop.trials)
+    failed = [trial(0, problem="out of memory")]
+    with pytest.raises(RequestError, match="out of memory"):
+        check_any(failed)
+    assert search_page(study_document(loop), "tiny").count("</html>") == 1
+
+
+# The journal
+
+
+def whole_study(folder: Path) -> SearchLoop:
+    with in_folder(folder, resume=False) as journal:
+        loop = SearchLoop(journal, order(), ScriptedTrials())
+        loop.run()
+        return loop
+
+
+def test_a_kill_at_any_byte_gives_the_same_study(tmp_path: Path) -> None:
+    undisturbed = whole_study(tmp_path / "whole").trials
+    data = (tmp_path / "whole" / JOURNAL).read_bytes()
+    cuts = [round(share * len(data)) for share in (0.0, 0.03, 0.3, 0.6, 0.9, 1.0)]
+    cuts += [data.index(b'"wave"') + 40, data.rindex(b'"rung-') + 9, len(data) - 1]
+    for number, cut in enumerate(cuts):
+        folder = tmp_path / str(number)
+        with in_folder(folder, resume=False):
+            pass
+        (folder / JOURNAL).write_bytes(data[:cut])
+        with in_folder(folder, resume=True) as journal:
+            loop = SearchLoop(journal, order(), ScriptedTrials())
+            loop.run()
+            assert loop.trials == undisturbed, f"cut at {cut} of {len(data)}"
+
+
+@pytest.mark.parametrize("jobs", [0, 5, 9])
+def test_work_that_is_done_is_not_done_again(tmp_path: Path, jobs: int) -> None:
+    folder, first, second = tmp_path / "study", ScriptedTrials(stop_after=jobs), ScriptedTrials()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        in_folder(folder, resume=False) as journal,
+    ):
+        SearchLoop(journal, order(), first).run()
+    with in_folder(folder, resume=True) as journal:
+        loop = SearchLoop(journal, order(), second)
+        loop.run()
+        trials = loop.trials
+    assert trials == whole_study(tmp_path / "whole").trials
+    done = [(job.number, job.share) for job in first.jobs + second.jobs]
+    assert len(set(done)) == len(done)
+
+
+def test_a_longer_budget_goes_on(tmp_path: Path) -> None:
+    before = whole_study(tmp_path / "study").trials
+    with in_folder(tmp_path / "study", resume=True) as journal:
+        loop = SearchLoop(journal, order(5.0), ScriptedTrials())
+        loop.run()
+        after = loop.trials
+    assert len(after) > len(before)
+    for old, new in zip(before, after, strict=False):
+        assert new.losses[: old.reached] == old.losses
+
+
+def test_folders_that_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    with pytest.raises(UsageError, match="no study to resume"), in_folder(folder, resume=True):
+        pass
+    with (
+        in_folder(folder, resume=False),
+        pytest.raises(UsageError, match="searched by another process"),
+        in_folder(folder, resume=True),
+    ):
+        pass
+    with pytest.raises(UsageError, match="add --resume"), in_folder(folder, resume=False):
+        pass
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    with pytest.raises(UsageError, match="not empty"), in_folder(tmp_path / "other", resume=False):
+        pass
+    (folder / JOURNAL).write_text("no json\n{}\n")
+    with pytest.raises(CheckpointError, match="cannot be read"), in_folder(folder, resume=True):
+        pass
+
+
+def test_what_differs_is_listed() -> None:
+    saved = {"over": {"lr": {"low": 1e-5}}, "train": {"seed": 0}, "rungs": 3}
+    given = {"over": {"lr": {"low": 1e-4}, "batch": {}}, "train": {"seed": 0}, "rungs": 3}
+    assert differing(saved, given) == ["over.lr.low 0.0001, was 1e-05", "over.batch {}, was None"]

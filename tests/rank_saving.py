@@ -44,8 +44,8 @@ from ridgeline.training.saving.checkpoint import (
     restore,
 )
 from ridgeline.training.saving.deal import deal
-from ridgeline.training.saving.rank_saver import RankSaver
 from ridgeline.training.saving.saver import CheckpointSaver
+from ridgeline.training.saving.savers import saver_of
 from ridgeline.training.schedule import Counters
 from ridgeline.training.stepping.step import Trainer
 
@@ -119,12 +119,6 @@ def begun(mesh: Mesh | None, values: Values, train: TrainConfig) -> Trainer:
     return rank_trainer(model.config, train, mesh, whole_tensors(model))
 
 
-def saver_of(trainer: Trainer, run: Path, about: Exporter, keep: int = 9) -> CheckpointSaver:
-    kind: Any = RankSaver if isinstance(trainer, RankTrainer) else CheckpointSaver
-    saver: CheckpointSaver = kind(run, trainer, about, keep)
-    return saver
-
-
 def resumed(
     mesh: Mesh | None, folder: Path, values: Values, train: TrainConfig
 ) -> tuple[Trainer, SavedState]:
@@ -145,7 +139,8 @@ def save_and_go_on(
     for number in range(2):
         step(trainer, number, mesh)
     saved, gone_on = stand(trainer), threading.Event()
-    with saver_of(trainer, run, exporter(values, files or {})) as saver, held_up(saver, gone_on):
+    about = exporter(values, files or {})
+    with saver_of(run, trainer, about, keep=9) as saver, held_up(saver, gone_on):
         saver.begin(state_of(trainer, 2))
         loss = step(trainer, 2, mesh)
         after = stand(trainer, loss)
@@ -223,7 +218,7 @@ POINTS: dict[str, tuple[Any, str]] = {
 def save_and_die(mesh: Mesh, values: Values, run: Path, rank: int, point: str, number: int) -> None:
     """The second checkpoint of two."""
     trainer = begun(mesh, values, FP32)
-    with saver_of(trainer, run, exporter(values, {}), keep=2) as saver:
+    with saver_of(run, trainer, exporter(values, {}), keep=2) as saver:
         for number_of_step in range(2):
             step(trainer, number_of_step, mesh)
         saver.begin(state_of(trainer, 2))
@@ -262,7 +257,7 @@ def save_on_full_disk(mesh: Mesh, values: Values, run: Path, rank: int, limit: i
     """One rank may write no more than some bytes into a file; later it may again."""
     trainer, failed = begun(mesh, values, FP32), Failed("", "", [], [])
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with saver_of(trainer, run, exporter(values, {})) as saver:
+    with saver_of(run, trainer, exporter(values, {}), keep=9) as saver:
         failed.losses.append(step(trainer, 0, mesh))
         if mesh.rank == rank:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, usual[1]))
@@ -286,7 +281,7 @@ def finish_alike(mesh: Mesh, values: Values, run: Path) -> int:
     is written.
     """
     trainer, gone_on = begun(mesh, values, FP32), threading.Event()
-    with saver_of(trainer, run, exporter(values, {})) as saver:
+    with saver_of(run, trainer, exporter(values, {}), keep=9) as saver:
         plain = saver._store
 
         def late(content: CheckpointContent) -> tuple[Path, int]:

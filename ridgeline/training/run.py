@@ -32,12 +32,9 @@ from ridgeline.progress import Progress
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.evaluation import held_out_loss
 from ridgeline.training.prepare import PreparedRun, prepare
-from ridgeline.training.ranks.rank_trainer import MeshTrainer, RankTrainer
-from ridgeline.training.saving.adapter_files import AdapterExporter
-from ridgeline.training.saving.checkpoint import Exporter, SavedState, checkpoint_path
-from ridgeline.training.saving.first_rank_saver import FirstRankSaver
-from ridgeline.training.saving.rank_saver import RankSaver
-from ridgeline.training.saving.saver import CheckpointSaver, WrittenCheckpoint
+from ridgeline.training.saving.checkpoint import SavedState, checkpoint_path
+from ridgeline.training.saving.saver import WrittenCheckpoint
+from ridgeline.training.saving.savers import saver_of
 from ridgeline.training.schedule import Counters, learning_rate, share_done
 from ridgeline.training.stepping.step import StepResult
 from ridgeline.training.watching.clock import StepClock
@@ -91,18 +88,6 @@ def train(
     return loop.run()
 
 
-def saver_of(prepared: PreparedRun, out: Path) -> CheckpointSaver:
-    trainer, exporter = prepared.trainer, prepared.exporter
-    keep = prepared.config.checkpoints.keep
-    if isinstance(trainer, RankTrainer):
-        assert isinstance(exporter, Exporter), "check_under_layout"
-        return RankSaver(out, trainer, exporter, keep)
-    if isinstance(trainer, MeshTrainer):
-        assert isinstance(exporter, AdapterExporter), "what else is the same on all ranks"
-        return FirstRankSaver(out, trainer, exporter, keep)
-    return CheckpointSaver(out, trainer, exporter, keep)
-
-
 class TrainLoop:
     def __init__(
         self,
@@ -137,7 +122,8 @@ class TrainLoop:
             layout=prepared.config.layout,
         )
         self._losses: dict[int, float] = {}  # held-out, by the step they were measured after
-        self._saver = saver_of(prepared, out)
+        keep = prepared.config.checkpoints.keep
+        self._saver = saver_of(out, self.trainer, prepared.exporter, keep)
         self._watch = Watch(prepared.config.watch, prepared.state.watch)
         self._communication = CommunicationWatch(prepared.trainer, prepared.crew)
         self._events: TensorBoardLog | None = None

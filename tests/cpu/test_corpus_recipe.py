@@ -1,4 +1,4 @@
-"""Recipes: Python, TOML and JSON say the same; a wrong key or value is a line with the near ones."""
+"""Recipes: Python, TOML and JSON say the same; a wrong key or value names the near ones."""
 
 from __future__ import annotations
 

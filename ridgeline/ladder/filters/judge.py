@@ -95,7 +95,7 @@ def reason_words(shares: PairedShares, is_kept: bool) -> str:
     """In the words of `optimize --train`."""
     text = (
         f"the loss is {shares.mean:+.2%} (at most {shares.high:+.2%} with 95% confidence over "
-        f"{shares.count} seeds)"
+        f"{shares.num_seeds} seeds)"
     )
     if is_kept:
         return text

@@ -32,7 +32,7 @@ Runs = Sequence[Sequence[float]]  # losses of steps, for each seed
 class PairedShares(NamedTuple):
     """How much a loss changed, as a share of it, with the 95% interval over seeds."""
 
-    count: int
+    num_seeds: int
     mean: float
     low: float
     high: float
@@ -50,12 +50,12 @@ def paired_losses(before: Runs, after: Runs, bound: float, speedup: float) -> Pa
     if shares.high > bound:
         problem = (
             f"the loss is {shares.mean:+.2%} (at most {shares.high:+.2%} with 95% confidence over "
-            f"{shares.count} seeds), allowed is {bound:+.2%}"
+            f"{shares.num_seeds} seeds), allowed is {bound:+.2%}"
         )
     mean_before, mean_after = mean_curve(before), mean_curve(after)
     is_drawable = all(map(math.isfinite, (*mean_before, *mean_after)))
     return PairedLosses(
-        num_seeds=shares.count,
+        num_seeds=shares.num_seeds,
         num_steps=len(before[0]),
         increase=shares.mean,
         low=shares.low,

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 FAMILIES = {"A100": "ampere", "H100": "hopper", "H200": "hopper", "B200": "blackwell",
             "B300": "blackwell", "GB200": "blackwell", "GB300": "blackwell",
@@ -75,6 +76,6 @@ def load_fitted() -> Fitted:
     return fitted_from(json.loads(text))
 
 
-def fitted_from(values: Mapping[str, object]) -> Fitted:
-    kept = dict(values) | {key: tuple(values[key]) for key in ("fitted_to", "judged_on")}  # type: ignore[call-overload]
-    return Fitted(**kept, corrections={})  # type: ignore[arg-type]
+def fitted_from(values: Mapping[str, Any]) -> Fitted:
+    kept = dict(values) | {key: tuple(values[key]) for key in ("fitted_to", "judged_on")}
+    return Fitted(**kept, corrections={})

@@ -9,7 +9,7 @@ the number of nodes. No clock is read here.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -50,6 +50,7 @@ WORDS = {
 # Multiprocessors that collectives take from what runs beside them (notes of 2026-11-17).
 TAKEN_INSIDE, TAKEN_ACROSS = 0.15, 0.02
 ODD_COLUMNS = 64
+Seconds = defaultdict[str, float]  # of PARTS
 POWER_W = {"hopper": 700.0}  # at which a generation's figures hold, where parts are sold with less
 
 
@@ -169,7 +170,7 @@ class _Rank:
 
     def _layer(self, layer: LayerConfig) -> LayerTimes:
         work, setup = layer_work(self.setup, layer), self.setup
-        parts: Counter[str] = Counter()
+        parts: Seconds = defaultdict(float)
         forward = self._ops(work.forward, parts)
         inputs = self._ops(work.inputs, parts)
         weights = self._ops(work.weights, parts) + self._sums(layer, parts)
@@ -186,7 +187,7 @@ class _Rank:
         parts["shard"] += gathered + regathered
         return LayerTimes(forward + gathered, inputs + regathered, weights, parts)
 
-    def _sums(self, layer: LayerConfig, parts: Counter[str]) -> float:
+    def _sums(self, layer: LayerConfig, parts: Seconds) -> float:
         """Gradients of a micro-batch, added to those before it: read and written."""
         layout = self.setup.layout
         if self.setup.num_micro == 1:
@@ -227,7 +228,7 @@ class _Rank:
             results.append(often * (max(0.0, sent - window) + taken * min(sent, window)))
         return results[0], results[1]
 
-    def _again(self, forward: Iterable[WorkOp], parts: Counter[str]) -> float:
+    def _again(self, forward: Iterable[WorkOp], parts: Seconds) -> float:
         """What foreign software computes again beyond the level's own."""
         total = 0.0
         if self.setup.products_again is not None:
@@ -243,13 +244,13 @@ class _Rank:
 
     def head(self) -> LayerTimes:
         work = head_work(self.setup)
-        parts: Counter[str] = Counter()
+        parts: Seconds = defaultdict(float)
         forward = self._ops(work.forward, parts)
         inputs = self._ops(work.inputs, parts)
         weights = self._ops(work.weights, parts)
         return LayerTimes(forward, inputs, weights, parts)
 
-    def _ops(self, ops: Iterable[WorkOp], parts: Counter[str]) -> float:
+    def _ops(self, ops: Iterable[WorkOp], parts: Seconds) -> float:
         total = 0.0
         for op in ops:
             if op.part == "attention":
@@ -302,7 +303,8 @@ def _stage(times: _Rank, layers: range, number: int, count: int) -> LayerTimes:
     """Layers of a kind are alike."""
     model = times.setup.model
     kinds = Counter(model.layers[index] for index in layers)
-    total, parts = [0.0, 0.0, 0.0], Counter[str]()
+    total = [0.0, 0.0, 0.0]
+    parts: Seconds = defaultdict(float)
     own = [(times.layer(kind), often) for kind, often in kinds.items()]
     if number == count - 1:
         own.append((times.head(), 1))
@@ -335,7 +337,8 @@ def _once_a_step(
         [index for cut in cuts[device :: layout.pipeline] for index in cut]
         for device in range(layout.pipeline)
     ]
-    weights = weights_on(setup, max(devices, key=len), layout.pipeline == 1, True)
+    most = max(devices, key=lambda own: len(own))
+    weights = weights_on(setup, most, layout.pipeline == 1, True)
     summed, gathered = times.sends.replicate_s(weights / layout.shard)
     if stack.hides_data:
         forward = sum(stage.forward for stage in heaviest)

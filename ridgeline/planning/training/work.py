@@ -140,7 +140,10 @@ def _base(op: WorkOp) -> str:
 
 
 def _by_pass(ops: Sequence[WorkOp], num_kernels: int) -> PassWork:
-    forward, inputs, weights, names = [], [], [], set()
+    forward: list[WorkOp] = []
+    inputs: list[WorkOp] = []
+    weights: list[WorkOp] = []
+    names: set[str] = set()
     for op in ops:
         if op.name.endswith(AGAIN):
             inputs.append(op)

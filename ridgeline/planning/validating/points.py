@@ -54,7 +54,7 @@ def read_rows(path: Path, columns: tuple[str, ...]) -> list[Row]:
     try:
         with open(path, encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
-            rows = list(reader)
+            rows: list[Row] = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"cannot read {path}: {error}") from error
     missing = [name for name in columns if name not in (reader.fieldnames or ())]

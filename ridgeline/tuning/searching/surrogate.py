@@ -220,7 +220,8 @@ class Surrogate:
 
     def _candidates(self) -> list[Point]:
         """Untried points: all of a small space, else random ones and neighbours of the best."""
-        tried = {_key(each.point) for each in (*self.trials, *self._imagined)}
+        tried = {_key(trial.point) for trial in self.trials}
+        tried |= {_key(move.point) for move in self._imagined}
         points = self._listed() if self._is_small else self._drawn()
         unique = {_key(point): point for point in points}
         return [point for key, point in unique.items() if key not in tried]
@@ -293,10 +294,9 @@ class Surrogate:
         own = self._covariance(settings, self._places, self._rungs, self._places, self._rungs)
         own[np.diag_indices_from(own)] += settings.noise
         try:
-            factor: Floats = np.linalg.cholesky(own)
+            return np.asarray(np.linalg.cholesky(own), np.float64)
         except np.linalg.LinAlgError:
             return None
-        return factor
 
     def _covariance(
         self, settings: SurrogateSettings, one: Floats, rungs: Floats, other: Floats, others: Floats

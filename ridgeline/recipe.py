@@ -325,7 +325,8 @@ class Recipe:
     def load(cls, path: Path) -> Recipe:
         """From a `recipe.json`, the folder it lies in, or a plan that holds one."""
         path = Path(path)
-        document = _read_object(path / FILE_NAME if path.is_dir() else path)
+        path = path / FILE_NAME if path.is_dir() else path
+        document = _read_object(path)
         planned = document.get("recipe")
         return recipe_from(planned if isinstance(planned, dict) else document, str(path))
 

@@ -47,7 +47,7 @@ curl http://127.0.0.1:8000/v1/chat/completions \\
 MAIN_FLAGS = (
     "--device", "--recipe", "--replicas", "--host", "--port", "--served-model-name",
     "--api-key-file", "--dtype", "--scheme", "--kv-dtype", "--max-context", "--max-batch",
-    "--memory-share", "--speculation", "--draft-model", "--tensor-parallel",
+    "--memory-share", "--speculation", "--tensor-parallel",
 )  # fmt: skip
 
 

@@ -189,6 +189,31 @@ def ours(config: ModelConfig, settings: TrainConfig, micro: int) -> Callable[[],
     return lambda: trainer.step(batches, lr=1e-4)
 
 
+def repeat(config: ModelConfig, settings: TrainConfig, num_steps: int) -> None:
+    """What two runs of one command differ by: nothing with `deterministic`, else their noise."""
+    runs, weights = [], []
+    for _ in range(2):
+        model = fill_initial(build_model(config, torch.float32, "cuda"), seed=0)
+        trainer = Trainer(model, settings)
+        batches = batches_of(config, 8)
+        results = [trainer.step(batches, lr=1e-4) for _ in range(num_steps)]
+        runs.append([result.loss for result in results])
+        weights.append([parameter.detach().cpu() for parameter in model.parameters()])
+        del model, trainer, results
+        gc.collect()
+        torch.cuda.empty_cache()
+    apart = [abs(one - other) / one for one, other in zip(*runs, strict=True)]
+    equal = all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+    say(
+        repeated=f"{num_steps} steps, deterministic {settings.deterministic}",
+        loss=runs[0][-1],
+        largest_difference=max(apart),
+        last_difference=apart[-1],
+        same_weights=equal,
+        good=equal or not settings.deterministic,
+    )
+
+
 def liger(config: ModelConfig) -> Callable[[], Any]:
     """transformers with Liger's kernels and torch's fused AdamW, all in bf16."""
     from liger_kernel.transformers import apply_liger_kernel_to_llama
@@ -264,6 +289,7 @@ def main() -> int:
     flops = flops_of_step(config)
     bf16 = TrainConfig(precision="bf16")
     elementwise = replace(bf16, recomputation="elementwise")
+    fixed = replace(elementwise, deterministic=True)
     fp8 = replace(bf16, precision="fp8")
     fp8_bf16 = replace(fp8, fp8_weight_gradients="bf16", recomputation="elementwise")
     settings: list[tuple[str, Callable[[], Callable[[], Any]], float, bool]] = [
@@ -272,12 +298,16 @@ def main() -> int:
         ("bf16, none, micro 8", lambda: ours(config, bf16, 8), 4.0, False),
         ("bf16, none, micro 4", lambda: ours(config, bf16, 4), 4.0, False),
         ("bf16, elementwise, micro 4", lambda: ours(config, elementwise, 4), 4.0, False),
+        ("bf16, elementwise, deterministic", lambda: ours(config, fixed, 8), 4.0, False),
         ("fp8 by tensor", lambda: ours(config, fp8, 8), 6.0, True),
         ("fp8 by tensor, dW in bf16", lambda: ours(config, fp8_bf16, 8), 4.0, False),
     ]
     for name, make, seconds, divided in settings:
         if options.only in name:
             measure(name, make, flops, seconds, config if divided else None)
+    for each in (elementwise, fixed):
+        if options.only in "repeated":
+            repeat(config, each, num_steps=20)
     say(seconds=round(time.perf_counter() - began, 1))
     return 0 if good else 1
 

@@ -65,6 +65,7 @@ from ridgeline.engine.scheduling.state import Stats
 from ridgeline.errors import RidgelineError, answers_wrong_options
 from ridgeline.models import Transformer
 from ridgeline.models.checkpoint import resolve_model
+from ridgeline.models.shapes import RandomShape
 from ridgeline.progress import Progress, shown
 from ridgeline.quantization.choose import LayerChoice
 from ridgeline.recipe import KV, Limits, Parallel, Recipe, Speculation
@@ -81,7 +82,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Transformer | str | Path,
+        model: Transformer | RandomShape | str | Path,
         recipe: Recipe | None = None,
         *,
         tokenizer: Tokenizer | None = None,

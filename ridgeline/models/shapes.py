@@ -1,7 +1,8 @@
 """Named shapes: well-known models as the `config.json` they have, without their weights.
 
 For measuring speed without a checkpoint: `random_model` makes a model of a shape on the device,
-with random weights. Constant weights would flatter it, because they draw less power.
+with random weights, `RandomShape` stands for one that is not made yet. Constant weights would
+flatter it, because they draw less power.
 
     model = random_model("llama-3.1-8b", torch.bfloat16, "cuda")
     save_model(model, Path("out"), source=describe_shape("llama-3.1-8b"))
@@ -13,6 +14,7 @@ of parameters that its makers state.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -223,6 +225,26 @@ def describe_shape(name: str, num_layers: int | None = None) -> Description:
         values if num_layers is None else values | {"num_hidden_layers": num_layers},
         origin=f"shape {name}",
     )
+
+
+@dataclass(frozen=True)
+class RandomShape:
+    """Stands where a model is asked for: random weights of this shape, those of `random_model`,
+    that are drawn when it is loaded, so that those that become codes are never all there.
+
+        Engine(RandomShape("llama-3.1-70b"), Recipe(scheme="fp8"), device="cuda")
+    """
+
+    name: str
+    num_layers: int | None = None
+    seed: int = 0
+
+    @property
+    def description(self) -> Description:
+        return describe_shape(self.name, self.num_layers)
+
+    def whole(self, dtype: torch.dtype, device: str | torch.device) -> Transformer:
+        return random_model(self.name, dtype, device, self.num_layers, self.seed)
 
 
 def random_model(

@@ -17,6 +17,7 @@ that a GPU can run all of them in one kernel; elsewhere they run one after the o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -402,8 +403,25 @@ def fill_random(model: Transformer, seed: int = 0) -> Transformer:
     generator = torch.Generator(device=model.embed.weight.device).manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
-                parameter.normal_(1.0 - model.config.norm_offset, 0.1, generator=generator)
-            else:
-                parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
+            _draw(name, parameter, model.config, generator)
     return model
+
+
+def random_parameters(
+    model: Transformer, device: str | torch.device, seed: int = 0
+) -> Iterator[tuple[str, Tensor]]:
+    """What `fill_random` writes, one parameter at a time, of a model that has no memory yet."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    wanted = [(name, value.shape, value.dtype) for name, value in model.named_parameters()]
+    for name, shape, dtype in wanted:
+        whole = torch.empty(shape, dtype=dtype, device=device)
+        _draw(name, whole, model.config, generator)
+        yield name, whole
+        del whole
+
+
+def _draw(name: str, values: Tensor, config: ModelConfig, generator: torch.Generator) -> None:
+    if name.endswith("norm.weight"):
+        values.normal_(1.0 - config.norm_offset, 0.1, generator=generator)
+    else:
+        values.normal_(0.0, values.shape[-1] ** -0.5, generator=generator)

@@ -20,8 +20,8 @@ from torch import Tensor
 from ridgeline.errors import NumericsError, UsageError
 from ridgeline.models import Transformer, build_model
 from ridgeline.models.checkpoint import Checkpoint, open_checkpoint
-from ridgeline.models.families import describe
-from ridgeline.models.transformer import ExpertMLP
+from ridgeline.models.families import Description, describe
+from ridgeline.models.transformer import ExpertMLP, random_parameters
 from ridgeline.models.weights import stream_weights
 from ridgeline.progress import Progress
 from ridgeline.quantization.files.matrix import StoredMatrix, join
@@ -156,16 +156,41 @@ def load_nearest(
     for part, tensor in stream_weights(model, checkpoint, description, progress):
         whole = filling.put(part, tensor)
         del tensor
-        if whole is None:
-            continue
-        if part.parameter in chosen:
-            name = part.parameter.removesuffix(".weight")
-            bias_O = quantizable(model)[name].bias
-            replace_layer(model, name, nearest(name, whole, bias_O, scheme, dtype))
-        else:
-            filling.set(part.parameter, whole)
+        if whole is not None:
+            _keep(filling, part.parameter, whole, scheme, chosen)
         del whole
     return filling.finished()
+
+
+def draw_nearest(
+    description: Description,
+    scheme: Scheme,
+    dtype: torch.dtype,
+    device: str,
+    seed: int = 0,
+    plain: Collection[MatrixSize] = (),
+) -> Transformer:
+    """The same of random weights, those of `fill_random`: drawn one matrix at a time."""
+    model = build_model(description.config, dtype, "meta")
+    chosen = {f"{layer}.weight" for layer in chosen_layers(model, scheme, plain=plain)}
+    filling = Filling(model, description, device)
+    for name, whole in random_parameters(model, device, seed):
+        _keep(filling, name, whole, scheme, chosen)
+        del whole
+    return filling.finished()
+
+
+def _keep(
+    filling: Filling, name: str, whole: Tensor, scheme: Scheme, chosen: Collection[str]
+) -> None:
+    """As codes, where its layer was chosen."""
+    if name not in chosen:
+        filling.set(name, whole)
+        return
+    layer = name.removesuffix(".weight")
+    bias_O = quantizable(filling.model)[layer].bias
+    codes = nearest(layer, whole, bias_O, scheme, whole.dtype)
+    replace_layer(filling.model, layer, codes)
 
 
 def check_unquantized(checkpoint: Checkpoint, scheme: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from allocations import allocations
 from engines import assert_exact, engine_for, naive_outputs, prompts_of, tiny
 from tiny_models import one_of_each_family, save_model
 from torch import Tensor
@@ -24,9 +25,10 @@ from ridgeline.engine.loading.load_plan import planned
 from ridgeline.engine.loading.loading import load
 from ridgeline.engine.memory.plan import itemise
 from ridgeline.errors import OutOfMemoryError, UnsupportedError, UsageError
+from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.models import Transformer
 from ridgeline.models.copies import with_kinds
-from ridgeline.models.shapes import describe_shape
+from ridgeline.models.shapes import RandomShape, describe_shape
 from ridgeline.models.transformer import Linear
 from ridgeline.quantization.choose import LayerChoice, ProductTimes
 from ridgeline.quantization.linear import COPIED_FROM, QuantizedLinear, keep_copies, quantizable
@@ -102,6 +104,27 @@ def test_a_checkpoint_is_quantized_on_its_way_in(name: str) -> None:
     assert not any(parameter.requires_grad for parameter in model.parameters())
     if name == "llama-tied":
         assert model.head.weight is model.embed.weight
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_shape_is_quantized_while_it_is_drawn(dtype: str) -> None:
+    """The same model as from weights that are all there, at a peak of its own size and one matrix:
+    a shape that fits only quantized loads.
+    """
+    shape, limits = RandomShape("tiny:layers=12,width=256"), Limits(max_batch=2, token_budget=32)
+    recipe = Recipe(dtype=dtype, scheme="int8", quantize_all=True, limits=limits)
+    whole = shape.whole(parse_dtype(dtype), "cpu")
+    largest = max(parameter.nbytes for parameter in whole.parameters())
+    plain_bytes = sum(parameter.nbytes for parameter in whole.parameters())
+    expected = Engine(whole, recipe).model
+    found = allocations(lambda: load(shape, recipe, None, "cpu", None))
+    model = found.result.model
+    for name, parameter in expected.named_parameters():
+        assert torch.equal(parameter, model.get_parameter(name)), name
+    held = sum(parameter.nbytes for parameter in model.parameters())
+    assert found.result.plan.bytes_of("weights") == held
+    assert found.peak_bytes < held + 8 * largest  # in fp32 meanwhile, with what rounding needs
+    assert found.peak_bytes < plain_bytes
 
 
 def test_the_plan_is_what_the_model_holds(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from ridgeline.hardware.units import human_bytes, is_over, over_words
 from ridgeline.kernels.ceilings import measure
 from ridgeline.models.checkpoint import resolve_model
 from ridgeline.models.families import Description
-from ridgeline.models.shapes import check_one, describe_shape, random_model
+from ridgeline.models.shapes import RandomShape, check_one, describe_shape, random_model
 from ridgeline.progress import Progress
 from ridgeline.quantization import save_model
 from ridgeline.quantization.choose import in_words
@@ -173,12 +173,12 @@ def prepared(
         return BenchSubject(str(args.model), path, engine)
     description = describe_shape(args.shape)
     recipe = edit(from_flags(args, Recipe))
-    dtype = choose_dtype(recipe.dtype, description.config, hardware)
-    model = random_model(args.shape, dtype, hardware.device)
     if args.save_model is not None:
+        dtype = choose_dtype(recipe.dtype, description.config, hardware)
+        model = random_model(args.shape, dtype, hardware.device)
         save_model(model, args.save_model, source=description)
-    engine = Engine(model, recipe)
-    del model  # where the engine made codes of it, its own weights are gone now
+        del model
+    engine = Engine(RandomShape(args.shape), recipe, device=hardware.device)
     if torch.device(hardware.device).type == "cuda":
         torch.cuda.reset_peak_memory_stats(hardware.device)
     return BenchSubject(args.shape, description, engine)

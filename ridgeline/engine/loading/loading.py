@@ -13,12 +13,14 @@ from ridgeline.data import Tokenizer
 from ridgeline.engine.loading.draft_loading import check_words
 from ridgeline.engine.loading.load_plan import Source, plan_load, with_measured_forms
 from ridgeline.engine.loading.saved import saved_recipe
+from ridgeline.engine.loading.shape_source import ShapeSource
 from ridgeline.engine.loading.sources import CheckpointSource, ModelSource
 from ridgeline.engine.loading.supported import mention_unbuilt
 from ridgeline.engine.memory.parts import part_of
 from ridgeline.engine.memory.plan import MemoryPlan
 from ridgeline.models import LayerConfig, Transformer
 from ridgeline.models.checkpoint import resolve_model
+from ridgeline.models.shapes import RandomShape
 from ridgeline.progress import Progress
 from ridgeline.quantization.choose import LayerChoice
 from ridgeline.recipe import Recipe
@@ -35,7 +37,7 @@ class Loaded(NamedTuple):
 
 
 def load(
-    model: Transformer | str | Path,
+    model: Transformer | RandomShape | str | Path,
     recipe: Recipe | None,
     tokenizer: Tokenizer | None,
     device: str,
@@ -44,6 +46,8 @@ def load(
     """On one device."""
     if isinstance(model, Transformer):
         return load_from(ModelSource(model), recipe or Recipe(), tokenizer, progress)
+    if isinstance(model, RandomShape):
+        return load_from(ShapeSource(model, device), recipe or Recipe(), tokenizer, progress)
     path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
     recipe = recipe or saved_recipe(path) or Recipe()
     return load_from(CheckpointSource(path, device), recipe, tokenizer, progress)

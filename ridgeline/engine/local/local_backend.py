@@ -30,6 +30,7 @@ from ridgeline.engine.speculation.speculation import prepare
 from ridgeline.errors import RidgelineError, UnsupportedError
 from ridgeline.hardware import Hardware, detect, load_cached
 from ridgeline.models import ModelConfig, Transformer
+from ridgeline.models.shapes import RandomShape
 from ridgeline.progress import Progress
 from ridgeline.recipe import Recipe
 
@@ -44,7 +45,7 @@ class LocalBackend:
 
     def __init__(
         self,
-        model: Transformer | str | Path,
+        model: Transformer | RandomShape | str | Path,
         recipe: Recipe | None = None,
         *,
         tokenizer: Tokenizer | None = None,

@@ -29,9 +29,11 @@ from ridgeline.engine.loading.saved import saved_recipe
 from ridgeline.engine.loading.sources import check_same_dtype, with_saved_kv
 from ridgeline.engine.loading.split_sources import SplitCheckpoint, SplitModel, SplitSource
 from ridgeline.errors import RidgelineError, UnsupportedError, UsageError
+from ridgeline.hardware import detect
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe
+from ridgeline.models.shapes import RandomShape
 from ridgeline.parallel.degrees import check_degree
 from ridgeline.parallel.inference.coded import check_cut, schemes_by_layer
 from ridgeline.parallel.inference.group import Group
@@ -43,6 +45,7 @@ from ridgeline.parallel.starting.order import check_gpus, device_type_of_ranks
 from ridgeline.progress import Progress
 from ridgeline.quantization.head import check_head
 from ridgeline.quantization.linear import schemes_of
+from ridgeline.quantization.load import choose_dtype
 from ridgeline.quantization.nearest import check_unquantized
 from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.recipe import Parallel, Recipe
@@ -89,7 +92,7 @@ class Task:
 
 
 def load_on_ranks(
-    model: Transformer | str | Path,
+    model: Transformer | RandomShape | str | Path,
     recipe: Recipe | None,
     tokenizer: Tokenizer | None,
     device: str,
@@ -103,6 +106,10 @@ def load_on_ranks(
     recipe = recipe or Recipe()
     if recipe.parallel.num_ranks == 1:
         return load(model, recipe, tokenizer, device, progress), None
+    if isinstance(model, RandomShape):
+        hardware = detect(device)
+        dtype = choose_dtype(recipe.dtype, model.description.config, hardware)
+        model = model.whole(dtype, hardware.device)
     task = task_for(model, recipe, device)
     process = torchrun_process()
     if process is None:

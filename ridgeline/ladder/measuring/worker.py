@@ -42,7 +42,7 @@ from ridgeline.ladder.measuring.spec import WorkerSpec, read_workload
 from ridgeline.ladder.outcome import CurvePoint, Goal
 from ridgeline.ladder.state import NOT_OF_WEIGHTS
 from ridgeline.models import Transformer
-from ridgeline.models.shapes import random_model
+from ridgeline.models.shapes import RandomShape, random_model
 from ridgeline.models.transformer import build_model, fill_random
 from ridgeline.quantization import load_model
 from ridgeline.quantization.choose import LayerChoice, in_words, slower_shapes
@@ -109,19 +109,17 @@ class RecipeWorker:
         }
 
     def _load_engine(self, spec: WorkerSpec, hardware: Hardware) -> dict[str, Any]:
-        model: Transformer | Path
+        model: RandomShape | Path
         if self.made is not None:  # by another one here
             return self._loaded(beside(self.made, spec), spec.goal, hardware)
         if spec.folder is not None:
             model = Path(spec.folder)
         elif spec.shape is not None:
-            dtype = choose_dtype(spec.recipe.dtype, spec.config, hardware)
-            model = random_model(spec.shape, dtype, hardware.device)
+            model = RandomShape(spec.shape)
         else:
             assert spec.path is not None, "a subject is a path or a shape"
             model = Path(spec.path)
         engine = Engine(model, spec.recipe, device=spec.device, num_pages=spec.num_pages)
-        del model  # where the engine made codes of it, its own weights are gone now
         self.made = MadeWeights(engine.model, engine.recipe, engine.choices)
         return self._loaded(engine, spec.goal, hardware)
 

@@ -1,8 +1,7 @@
-"""Changes some rows of a column of texts, and does not touch the others; and columns as kernels take
-them.
+"""Changes some rows of a column of texts and leaves the others; packs columns for kernels.
 
-    changed_where(texts, texts.str.contains("@", literal=True), scrub)
-    data, offsets = packed(texts)
+changed_where(texts, texts.str.contains("@", literal=True), scrub)
+data, offsets = packed(texts)
 """
 
 from __future__ import annotations

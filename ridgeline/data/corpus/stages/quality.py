@@ -4,9 +4,10 @@ counts of a text: Gopher's (arXiv 2112.11446), C4's (1910.10683), FineWeb's (240
     verdicts(frame, QualityOptions())       # a column: "" or the first rule that drops a text
 
 The rules and all counts are Polars expressions; words and lines are counted in C++ where that can
-be built (kernels/text_counts), to the same numbers. Thresholds are the papers'. Counts are integers and ratios are compared without dividing, so that
-every engine of Polars decides alike. What is written without spaces (Chinese, Japanese, Thai)
-counts a word a character, and is not judged by rules on the shape of words.
+be built (kernels/text_counts), to the same numbers. Thresholds are the papers'. Counts are integers
+and ratios are compared without dividing, so that every engine of Polars decides alike. What is
+written without spaces (Chinese, Japanese, Thai) counts a word a character, and is not judged by
+rules on the shape of words.
 """
 
 from __future__ import annotations

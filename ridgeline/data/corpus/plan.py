@@ -35,8 +35,11 @@ from ridgeline.data.tokenizer import Tokenizer
 from ridgeline.errors import CorpusError
 from ridgeline.models.checkpoint import resolve_model
 
-SAMPLE_FILES = 8
-SAMPLE_BYTES = 1 << 20  # of each
+LEAST_FILES, MOST_FILES = 8, 512  # of a sample
+SAMPLE_BYTES = 1 << 20  # of each, at most
+WANTED_BYTES = (
+    8 << 20
+)  # of all: what is done once a stage, and not for each byte, then counts little
 TAIL = 1.1  # units end at different times, and the last ones leave workers idle
 
 
@@ -45,7 +48,7 @@ def plan(patterns: Sequence[str], recipe: CorpusRecipe, out: Path, workers: int)
     if not files:
         raise CorpusError("none of the files can be read; `data build` says why of each")
     sizes = [file_state(file.name).num_bytes for file in files]
-    chosen = files[:: -(-len(files) // SAMPLE_FILES)]
+    chosen = _chosen(files, sizes)
     ratio = _ratio(chosen, recipe)
     num_bytes = round(sum(sizes) * ratio)
     with TemporaryDirectory() as folder:
@@ -79,6 +82,13 @@ def plan(patterns: Sequence[str], recipe: CorpusRecipe, out: Path, workers: int)
         "stages": stages,
         "sample_bytes": read_bytes,
     }
+
+
+def _chosen(files: Sequence[InputFile], sizes: Sequence[int]) -> Sequence[InputFile]:
+    """Some of all, more where they are small."""
+    mean = max(1, sum(min(size, SAMPLE_BYTES) for size in sizes) // len(sizes))
+    count = min(MOST_FILES, max(LEAST_FILES, WANTED_BYTES // mean))
+    return files[:: -(-len(files) // count)]
 
 
 def _ratio(files: Sequence[InputFile], recipe: CorpusRecipe) -> float:

@@ -37,9 +37,8 @@ from ridgeline.models.checkpoint import resolve_model
 
 LEAST_FILES, MOST_FILES = 8, 512  # of a sample
 SAMPLE_BYTES = 1 << 20  # of each, at most
-WANTED_BYTES = (
-    8 << 20
-)  # of all: what is done once a stage, and not for each byte, then counts little
+# of all: what a stage does once, not for each byte, then counts little
+WANTED_BYTES = 8 << 20
 TAIL = 1.1  # units end at different times, and the last ones leave workers idle
 
 

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,42 @@ def test_a_build_that_was_killed_ends_with_the_same_bytes(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_at_every_write(tmp_path: Path) -> None:
     killed(tmp_path, every=1)
+
+
+LONELY = """
+import os, time
+from ridgeline.data.corpus.engines.local import LocalProcesses
+
+if __name__ == "__main__":
+    engine = LocalProcesses(2)
+    pids = [engine._pool.submit(os.getpid).result() for _ in range(2)]
+    print(*pids, flush=True)
+    engine._pool.submit(time.sleep, 600)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow  # it imports all that workers have
+def test_workers_end_with_a_builder_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "lonely.py"
+    script.write_text(LONELY)
+    builder = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    with builder:
+        assert builder.stdout is not None
+        pids = {int(pid) for pid in builder.stdout.readline().split()}
+        builder.kill()
+    for pid in pids:
+        for _ in range(600):
+            if not is_running(pid):
+                break
+            time.sleep(0.1)
+        assert not is_running(pid)
+
+
+def is_running(pid: int) -> bool:
+    """Nobody may wait for a process whose parent has gone: what has ended is no more."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"

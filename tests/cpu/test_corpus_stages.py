@@ -147,7 +147,9 @@ def test_personal_data(given: str, expected: str | None) -> None:
 
 
 def test_languages() -> None:
-    texts = ["Guten Morgen, wie geht es Ihnen heute?", good_texts()[0], "Bonjour tout le monde", ""]
+    texts = polars.Series(
+        ["Guten Morgen, wie geht es Ihnen heute?", good_texts()[0], "Bonjour tout le monde", ""]
+    )
     names = [name for name, _ in identify(texts)]
     assert names[:3] == ["de", "en", "fr"]
     assert all(0 <= score <= 1 for _, score in identify(texts))

@@ -195,6 +195,9 @@ def test_rows_packed_in_c_are_numpy_s(
     for name in ("ids", "targets", "positions", "starts"):
         assert getattr(one, name).tolist() == getattr(other, name).tolist(), name
         assert getattr(one, name).dtype == getattr(other, name).dtype
+    told = {name: vars(one)[name] for name in ("num_targets", "learned")}  # by the kernel
+    assert told == {name: getattr(other, name) for name in told}
+    assert (one.lengths, one.longest) == (other.lengths, other.longest)
 
 
 def test_a_mixture_s_file(tmp_path: Path) -> None:

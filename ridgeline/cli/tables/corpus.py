@@ -56,7 +56,7 @@ def plan_table(document: dict[str, Any]) -> Table:
         f"{size(document['free_bytes'])} that are free",
         "corpus": f"{size(document['corpus_bytes'])}",
         "kept": f"{document['kept_share']:.0%} of documents, before duplicates",
-        "time": f"{time} at {document['mb_per_s']:.1f} MB/s, without duplicates",
+        "time": f"{time} at {document['mb_per_s']:.1f} MB/s",
         "bound by": f"{document['bound']}; reads use {document['read_share']:.1%} of "
         f"{document['read_mb_per_s']:,.0f} MB/s",
         "by a sample of": size(document["sample_bytes"]),

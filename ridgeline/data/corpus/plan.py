@@ -14,9 +14,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ridgeline.data.corpus.decontamination import decontaminate, evaluation_task
+from ridgeline.data.corpus.duplicates import duplicate_tasks
 from ridgeline.data.corpus.engines.local import ThisProcess
 from ridgeline.data.corpus.ledger.ledger import Ledger
-from ridgeline.data.corpus.ledger.task import CorpusTask, TaskNote
+from ridgeline.data.corpus.ledger.task import CorpusTask, TaskNote, Work
 from ridgeline.data.corpus.recipe import CorpusRecipe
 from ridgeline.data.corpus.report import stage_rates
 from ridgeline.data.corpus.resources import BUILDER_BYTES, WORKER_BYTES
@@ -24,6 +26,7 @@ from ridgeline.data.corpus.shards import write_tokens
 from ridgeline.data.corpus.sources.packed import BrokenInput, packing_ratio
 from ridgeline.data.corpus.sources.read import file_state
 from ridgeline.data.corpus.stages.documents import documents
+from ridgeline.data.corpus.stages.excluding import exclude
 from ridgeline.data.corpus.stages.language import is_identified
 from ridgeline.data.corpus.units.cutting import file_pieces
 from ridgeline.data.corpus.units.files import InputFile, input_files
@@ -32,8 +35,10 @@ from ridgeline.data.tokenizer import Tokenizer
 from ridgeline.errors import CorpusError
 from ridgeline.models.checkpoint import resolve_model
 
-SAMPLE_FILES = 8
-SAMPLE_BYTES = 1 << 20  # of each
+LEAST_FILES, MOST_FILES = 8, 512  # of a sample
+SAMPLE_BYTES = 1 << 20  # of each, at most
+# of all: what a stage does once, not for each byte, then counts little
+WANTED_BYTES = 8 << 20
 TAIL = 1.1  # units end at different times, and the last ones leave workers idle
 
 
@@ -42,15 +47,16 @@ def plan(patterns: Sequence[str], recipe: CorpusRecipe, out: Path, workers: int)
     if not files:
         raise CorpusError("none of the files can be read; `data build` says why of each")
     sizes = [file_state(file.name).num_bytes for file in files]
-    chosen = files[:: -(-len(files) // SAMPLE_FILES)]
+    chosen = _chosen(files, sizes)
     ratio = _ratio(chosen, recipe)
     num_bytes = round(sum(sizes) * ratio)
     with TemporaryDirectory() as folder:
-        judged, tokens = _sample(Path(folder), chosen, recipe)
+        judged, later = _sample(Path(folder), chosen, recipe)
+    tokens = later[-1]
     counts = judged.counts
     read_bytes = max(1, counts["num_bytes"])
-    stages = stage_rates([judged], [tokens])
-    rate = read_bytes / max(1e-9, judged.cpu_s + tokens.cpu_s)  # of one core
+    stages = stage_rates([judged], later)
+    rate = read_bytes / max(1e-9, judged.cpu_s + sum(note.cpu_s for note in later))  # of one core
     bandwidth = _read_bandwidth(chosen)
     needed = rate * workers / ratio
     slowest = max(stages, key=lambda row: float(row["cpu_s"]))
@@ -77,6 +83,13 @@ def plan(patterns: Sequence[str], recipe: CorpusRecipe, out: Path, workers: int)
     }
 
 
+def _chosen(files: Sequence[InputFile], sizes: Sequence[int]) -> Sequence[InputFile]:
+    """Some of all, more where they are small."""
+    mean = max(1, sum(min(size, SAMPLE_BYTES) for size in sizes) // len(sizes))
+    count = min(MOST_FILES, max(LEAST_FILES, WANTED_BYTES // mean))
+    return files[:: -(-len(files) // count)]
+
+
 def _ratio(files: Sequence[InputFile], recipe: CorpusRecipe) -> float:
     """Unpacked bytes for each of the input's, the sample's mean."""
     ratios = []
@@ -94,31 +107,71 @@ def _ratio(files: Sequence[InputFile], recipe: CorpusRecipe) -> float:
 
 def _sample(
     folder: Path, files: Sequence[InputFile], recipe: CorpusRecipe
-) -> tuple[TaskNote, TaskNote]:
-    """Their first megabytes through the stages that every byte goes through."""
+) -> tuple[TaskNote, list[TaskNote]]:
+    """Their first megabytes through all stages: the notes of documents, and of what follows, tokens
+    last.
+    """
     pieces = tuple(_beginning(file, recipe) for file in files)
-    ledger, engine = Ledger(folder), ThisProcess()
+    run = _SampleRun(folder)
     arguments = {
         "unit": Unit(0, pieces),
         "recipe": recipe,
         "languages": is_identified(recipe.language),
     }
-    for name in ("cold/documents", "documents/sample"):  # the first loads the language model
-        (judged,) = ledger.run(
-            name, [CorpusTask(name, documents, name, arguments=arguments)], engine
-        )
+    judged = run.warm("documents", documents, (), arguments)  # loads the language model
     if not judged.counts["verdicts"].get(""):
         raise CorpusError(
             f"of a sample of {sum(judged.counts['verdicts'].values())} documents the recipe keeps "
             "none; `data build` on some of them says why"
         )
+    later = [*_evaluations(run, judged, recipe), *_duplicates(run, judged, recipe)]
     name = recipe.tokens.tokenizer
     digest = Tokenizer.load(resolve_model(name)).digest
     arguments = {"tokenizer": name, "digest": digest, "certify": recipe.tokens.certify}
-    for stage in ("cold/tokens", "tokens/sample"):  # the first loads the tokenizer
-        task = CorpusTask(stage, write_tokens, stage, ("documents/sample",), arguments)
-        (tokens,) = ledger.run(stage, [task], engine)
-    return judged, tokens
+    return judged, [*later, run.warm("tokens", write_tokens, (judged.output,), arguments)]
+
+
+class _SampleRun:
+    """Tasks in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._ledger, self._engine = Ledger(folder), ThisProcess()
+
+    def tasks(self, stage: str, tasks: Sequence[CorpusTask]) -> list[TaskNote]:
+        return self._ledger.run(stage, tasks, self._engine)
+
+    def warm(
+        self, stage: str, work: Work, inputs: tuple[str, ...], arguments: dict[str, Any]
+    ) -> TaskNote:
+        """Of the second of two runs: the first loads what a worker loads once."""
+        for name in (f"cold/{stage}", f"{stage}/sample"):
+            (note,) = self.tasks(name, [CorpusTask(name, work, name, inputs, arguments)])
+        return note
+
+
+def _evaluations(run: _SampleRun, judged: TaskNote, recipe: CorpusRecipe) -> list[TaskNote]:
+    files = recipe.evaluations.files
+    if not files:
+        return []
+    task, sets = evaluation_task(files)
+    run.tasks("evaluation sets", [task])
+    options = {"options": recipe.evaluations}
+    found = run.warm("contaminated", decontaminate, (judged.output, sets), options)
+    inputs = (judged.output, found.output)
+    return [found, run.warm("cleared", exclude, inputs, {"verdict": "contaminated"})]
+
+
+def _duplicates(run: _SampleRun, judged: TaskNote, recipe: CorpusRecipe) -> list[TaskNote]:
+    """Work of a stage grows with the text, that on pairs with how many are alike: a sample has few
+    of those.
+    """
+    if not recipe.duplicates.remove:
+        return []
+    counts = judged.counts
+    steps = duplicate_tasks(
+        [judged.output], counts["kept_bytes"], counts["verdicts"][""], recipe.duplicates
+    )
+    return [note for stage in steps.stages for note in run.tasks(stage[0].name, stage)]
 
 
 def _beginning(file: InputFile, recipe: CorpusRecipe) -> FilePiece:

@@ -42,7 +42,7 @@ class PackedBatch:
     @cached_property
     def longest(self) -> int:
         """Tokens of the longest document."""
-        return int(self.starts.diff().max())
+        return max(self.lengths)
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
@@ -82,6 +82,10 @@ class PackedBatch:
         batch = PackedBatch(ids, targets, positions, starts)
         self._tell_counts(batch)
         return batch
+
+    def tell_counts(self, **counts: int | tuple[int, ...]) -> None:
+        """Those that are known already: counting takes longer than packing."""
+        vars(self).update(counts)
 
     def _tell_counts(self, batch: PackedBatch) -> None:
         """Counted on the host, so that reading them never waits for a device."""

@@ -109,7 +109,9 @@ class TokenWindows:
         row = None if self._packer is None else self._packer.pack(windows)
         if row is None or row.largest >= self.store.vocab_size:
             return pack(self.store, self.pieces(windows))
-        return PackedBatch(row.ids, row.targets, row.positions, row.starts)
+        batch = PackedBatch(row.ids, row.targets, row.positions, row.starts)
+        batch.tell_counts(num_targets=row.num_targets, learned=row.learned)
+        return batch
 
     @cached_property
     def _packer(self) -> WindowPacker | None:

@@ -47,6 +47,8 @@ class PackedRow:
     positions: Tensor
     starts: Tensor
     largest: int  # of the ids read
+    num_targets: int  # that count
+    learned: tuple[int, ...]  # of each document, the tokens up to its last target that counts
 
 
 class WindowPacker:
@@ -73,15 +75,25 @@ class WindowPacker:
         # one allocation: three are given back to the system and faulted in for every batch
         rows = torch.empty(3, size, dtype=torch.int64)
         starts = torch.empty(size + 1, dtype=torch.int32)
-        result = np.empty(2, dtype=np.int64)
-        host_library.function(OP, "pack", "pplppp")(
+        learned = np.empty(size + 1, dtype=np.int64)
+        result = np.empty(3, dtype=np.int64)
+        host_library.function(OP, "pack", "pplpppp")(
             self._tables.ctypes.data,
             windows.ctypes.data,
             len(windows),
             rows.data_ptr(),
             starts.data_ptr(),
+            learned.ctypes.data,
             result.ctypes.data,
         )
-        num_pieces, largest = result.tolist()
+        num_pieces, largest, num_targets = result.tolist()
         ids, targets, positions = rows
-        return PackedRow(ids, targets, positions, starts[: num_pieces + 1].clone(), largest)
+        return PackedRow(
+            ids,
+            targets,
+            positions,
+            starts[: num_pieces + 1].clone(),
+            largest,
+            num_targets,
+            tuple(learned[:num_pieces].tolist()),
+        )

@@ -65,13 +65,27 @@ struct Tables {
 struct Row {
     int64_t *ids, *targets, *positions;
     int32_t* starts;
-    int64_t num_tokens = 0, num_pieces = 0;
+    int64_t* learned;  // of each piece: tokens up to its last target that counts
+    int64_t num_tokens = 0, num_pieces = 0, num_targets = 0;
     int64_t largest = 0;
 };
 
-void begin_piece(Row& row, int64_t length) {
-    row.starts[row.num_pieces++] = static_cast<int32_t>(row.num_tokens);
+void begin_piece(Row& row, int64_t length, int64_t learned) {
+    row.starts[row.num_pieces] = static_cast<int32_t>(row.num_tokens);
+    row.learned[row.num_pieces++] = learned;
     row.num_tokens += length;
+}
+
+// Adds a piece's targets that count; up to which token there are some.
+int64_t count_targets(const Piece& piece, int64_t& num_targets) {
+    int64_t learned = piece.has_next ? piece.length : piece.length - 1;
+    if (!piece.counted) {
+        num_targets += learned;
+        return learned;
+    }
+    while (learned && !piece.counted[learned]) --learned;
+    for (int64_t i = 0; i < learned; ++i) num_targets += piece.counted[i + 1] != 0;
+    return learned;
 }
 
 template <class Id>
@@ -97,27 +111,29 @@ void pack_window(const Tables& tables, int64_t window, Row& row) {
             reinterpret_cast<const Id*>(tables.addresses[shard]) + local, piece,
             row.ids + row.num_tokens, row.targets + row.num_tokens, row.positions + row.num_tokens);
         row.largest = largest > row.largest ? largest : row.largest;
-        begin_piece(row, length);
+        begin_piece(row, length, count_targets(piece, row.num_targets));
         place += length;
     }
     if (missing > 0) {
         fill_padding(missing, tables.padding_id, row.ids + row.num_tokens,
                      row.targets + row.num_tokens, row.positions + row.num_tokens);
-        begin_piece(row, missing);
+        begin_piece(row, missing, 0);
     }
 }
 
 }  // namespace
 
 // `rows`: ids, targets and positions, [3, count * length]. `starts` has room for a piece a token.
-// `result`: how many pieces there are, and the largest id.
+// So has `learned`, of each piece. `result`: how many pieces there are, the largest id, targets.
 extern "C" int ridgeline_token_windows_pack(const void* tables, const void* windows, int64_t count,
-                                            void* rows, void* starts, void* result) {
+                                            void* rows, void* starts, void* learned,
+                                            void* result) {
     const auto& known = *static_cast<const Tables*>(tables);
     const auto* numbers = static_cast<const int64_t*>(windows);
     auto* ids = static_cast<int64_t*>(rows);
     const int64_t size = count * known.length;
-    Row row{ids, ids + size, ids + 2 * size, static_cast<int32_t*>(starts)};
+    Row row{ids, ids + size, ids + 2 * size, static_cast<int32_t*>(starts),
+            static_cast<int64_t*>(learned)};
     for (int64_t i = 0; i < count; ++i) {
         if (known.width == 2) {
             pack_window<uint16_t>(known, numbers[i], row);
@@ -128,5 +144,6 @@ extern "C" int ridgeline_token_windows_pack(const void* tables, const void* wind
     row.starts[row.num_pieces] = static_cast<int32_t>(row.num_tokens);
     static_cast<int64_t*>(result)[0] = row.num_pieces;
     static_cast<int64_t*>(result)[1] = row.largest;
+    static_cast<int64_t*>(result)[2] = row.num_targets;
     return 0;
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,8 +42,7 @@ def decontaminate(
     output: Path, inputs: Sequence[Path], *, options: DecontaminationOptions
 ) -> dict[str, Any]:
     """From a documents table and `EVALUATIONS` to `CONTAMINATED`, sorted by name."""
-    sets = pq.read_table(inputs[1])
-    search = Search(evaluation_texts(*(column.to_pylist() for column in sets)), options)
+    search = _search(str(inputs[1]), inputs[1].stat().st_mtime_ns, options)
     rows: list[tuple[bytes, str, int, str]] = []
     for table in texts(inputs[0], ["id"]):
         names, documents = table["id"].to_pylist(), table["text"]
@@ -60,6 +60,13 @@ def decontaminate(
         "contaminated_by_set": dict(sorted(by_set.items())),
         "texts_too_short": search.num_too_short,
     }
+
+
+@lru_cache(maxsize=1)
+def _search(path: str, modified_ns: int, options: DecontaminationOptions) -> Search:
+    """Made once for all units that a process looks through."""
+    sets = pq.read_table(path)
+    return Search(evaluation_texts(*(column.to_pylist() for column in sets)), options)
 
 
 class Search:

@@ -22,7 +22,7 @@ from typing import Any
 
 from ridgeline.errors import OutputError, RidgelineError
 
-VERSION = 1  # of what tasks write; raised when the same task writes other bytes
+VERSION = 2  # of what tasks write; raised when the same task writes other bytes
 TEMPORARY = ".tmp"
 WORK_FOLDER = ".build"  # of a corpus: what only its tasks need
 PIECE_BYTES = 1 << 20

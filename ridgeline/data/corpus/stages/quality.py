@@ -3,22 +3,29 @@ counts of a text: Gopher's (arXiv 2112.11446), C4's (1910.10683), FineWeb's (240
 
     verdicts(frame, QualityOptions())       # a column: "" or the first rule that drops a text
 
-Thresholds are the papers'. Counts are integers and ratios are compared without dividing, so that
-every engine of Polars decides alike. What is written without spaces (Chinese, Japanese, Thai)
-counts a word a character, and is not judged by rules on the shape of words.
+The rules and all counts are Polars expressions; words and lines are counted in C++ where that can
+be built (kernels/text_counts), to the same numbers. Thresholds are the papers'. Counts are integers
+and ratios are compared without dividing, so that every engine of Polars decides alike. What is
+written without spaces (Chinese, Japanese, Thai) counts a word a character, and is not judged by
+rules on the shape of words.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from typing import Literal
 
+import numpy as np
 import polars
 from polars import Expr, col
 
 from ridgeline.data.corpus.recipe import QualityOptions
+from ridgeline.data.corpus.stages.columns import packed
 from ridgeline.errors import MissingPackageError
+from ridgeline.kernels import host_library, text_counts
+from ridgeline.kernels.byte_pairs import NUM_CODES, CodeTable
 
 PolarsEngine = Literal["auto", "gpu"]
 UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
@@ -112,23 +119,67 @@ def verdicts(
 
 def _counts(frame: polars.DataFrame, engine: PolarsEngine) -> polars.DataFrame:
     """A row a text, in their order."""
-    text, lines, words = col("text"), _lines(frame, engine), _grams(frame, engine)
-    whole = frame.lazy().select("number", "language", **_counts_of_text(text))
-    counts = whole.with_columns(words=col("spaced_words") + col("unspaced"))
+    if engine != "gpu" and host_library.load(text_counts.OP):
+        counts = frame.lazy().select("language", **_quick_counts(col("text")))
+        whole = counts.collect(engine=engine).hstack(_native_counts(frame["text"]))
+    else:
+        whole = counts_by_expressions(frame, engine)
+    return whole.with_columns(words=col("spaced_words") + col("unspaced"))
+
+
+def _native_counts(texts: polars.Series) -> polars.DataFrame:
+    rows = text_counts.count(*packed(texts), _classes())
+    counts = polars.DataFrame(
+        {name: rows[:, number] for number, name in enumerate(text_counts.COLUMNS)}
+    )
+    has_some = (texts != "").cast(polars.Int64)
+    return counts.with_columns(spaced_words=col("gaps") + has_some).drop("gaps")
+
+
+@cache
+def _classes() -> CodeTable:
+    """Of every character, as the expressions have them: Polars is asked."""
+    codes = [code for code in range(NUM_CODES) if not 0xD800 <= code < 0xE000]  # no surrogates
+    characters = polars.Series([chr(code) for code in codes])
+    values = np.zeros(NUM_CODES, np.uint8)
+    for bit, pattern in (
+        (text_counts.LETTER, r"\p{L}"),
+        (text_counts.SPACE, r"\s"),
+        (text_counts.UNSPACED, f"[{UNSPACED}]"),
+    ):
+        values[codes] |= characters.str.contains(pattern).to_numpy().astype(np.uint8) * np.uint8(
+            bit
+        )
+    return CodeTable.of(values)
+
+
+def counts_by_expressions(
+    frame: polars.DataFrame, engine: PolarsEngine = "auto"
+) -> polars.DataFrame:
+    """All that rules look at, but the number of words; the frame has a column `number`."""
+    lines, words = _lines(frame, engine), _grams(frame, engine)
+    expressions = _quick_counts(col("text")) | _slow_counts(col("text"))
+    counts = frame.lazy().select("number", "language", **expressions)
     for part in (lines, words):
         counts = counts.join(part.lazy(), on="number", how="left")
-    return counts.sort("number").fill_null(0).collect(engine=engine)
+    return counts.sort("number").drop("number").fill_null(0).collect(engine=engine)
 
 
-def _counts_of_text(text: Expr) -> dict[str, Expr]:
+def _slow_counts(text: Expr) -> dict[str, Expr]:
     return {
-        "characters": text.str.len_chars().cast(polars.Int64),
         "unspaced": text.str.count_matches(f"[{UNSPACED}]").cast(polars.Int64),
         # of a stripped text, one more than gaps: counting those is five times as fast
         "spaced_words": text.str.count_matches(r"[ \n\t]+").cast(polars.Int64) + (text != ""),
         # what follows the first letter of a word counts with it
         "worded": text.str.count_matches(r"\p{L}\S*").cast(polars.Int64),
         "spaces": text.str.count_matches(r"[ \n\t]").cast(polars.Int64),
+    }
+
+
+def _quick_counts(text: Expr) -> dict[str, Expr]:
+    """Which Polars takes more than a gigabyte a second of."""
+    return {
+        "characters": text.str.len_chars().cast(polars.Int64),
         "breaks": text.str.count_matches("\n", literal=True).cast(polars.Int64),
         "symbols": text.str.count_matches(r"#|…|\.\.\.").cast(polars.Int64),
         "sentences": text.str.count_matches(SENTENCE_END).cast(polars.Int64),
@@ -178,7 +229,7 @@ def _grams(frame: polars.DataFrame, engine: PolarsEngine) -> polars.DataFrame:
         .select("number", word=col("word").hash())
     )
     gram = polars.sum_horizontal(
-        [col("word").shift(-step) * (2 * step + 1) for step in range(NUM_GRAM)]
+        [col("word").shift(-step) * _weight(step) for step in range(NUM_GRAM)]
     )
     grams = (
         words.select("number", gram=gram, last=col("number").shift(1 - NUM_GRAM))
@@ -190,6 +241,11 @@ def _grams(frame: polars.DataFrame, engine: PolarsEngine) -> polars.DataFrame:
         repeated_grams=col("again").sum().cast(polars.Int64),
     )
     return of_text.collect(engine=engine)
+
+
+def _weight(step: int) -> Expr:
+    """Of the word in this place; 1, 3, 5, … would take `a b _ b a` for `b a _ a b`."""
+    return polars.lit(pow(MIXER, step, 1 << 64), dtype=polars.UInt64)
 
 
 def _is_again(hashed: Expr) -> Expr:

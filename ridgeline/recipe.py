@@ -288,6 +288,13 @@ class Recipe:
             "Triton with default settings"
         ),
     )
+    tiles: str | None = field(
+        default=None,
+        metadata=field_help(
+            "of an op's measured kernel tiles take not the fastest but so many places behind it, "
+            "e.g. skinny_linear=2,rms_norm=1; `ridgeline tune serve` finds them; requires a GPU"
+        ),
+    )
     deterministic: bool = field(
         default=False,
         metadata=field_help("same tokens bit for bit, whatever else is in the batch; slower"),
@@ -312,6 +319,17 @@ class Recipe:
                 f"scheme is {self.scheme!r}; a name has small letters and digits with dashes "
                 "between them; try int4-g128, int8 or fp8"
             )
+        self.tile_places()
+
+    def tile_places(self) -> dict[str, int]:
+        """By op."""
+        places = {}
+        for word in (self.tiles or "").split(",") if self.tiles else ():
+            op, _, place = word.partition("=")
+            if not re.fullmatch(r"[a-z0-9_]+", op) or not re.fullmatch(r"[0-9]{1,3}", place):
+                raise UsageError(f"tiles is {self.tiles!r}; give OP=PLACE, e.g. skinny_linear=2")
+            places[op] = int(place)
+        return places
 
     def save(self, folder: Path) -> Path:
         """Write `recipe.json` into a folder, whole or not at all, and return its path."""

@@ -15,6 +15,7 @@ from ridgeline.errors import UsageError, near_matches
 from ridgeline.formats.fields import dotted_fields, flag_of
 from ridgeline.ladder.order import ClimbOrder
 from ridgeline.ladder.state import ClimbState, RecipeEdit, applied
+from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.recipe import Recipe
 from ridgeline.tuning.searching.halving import Rungs
 from ridgeline.tuning.searching.space import (
@@ -52,7 +53,9 @@ class RecipeSearch:
                 raise UsageError(f"--over {name}: a place is below {MOST_PLACES}")
             for value in choices.some(2):
                 try:
-                    applied(plain, edit_of({name: value}))
+                    recipe = applied(plain, edit_of({name: value})).recipe
+                    if recipe.scheme is not None:
+                        parse_scheme(recipe.scheme)
                 except UsageError as error:
                     raise UsageError(f"--over {name}: {error}") from None
 

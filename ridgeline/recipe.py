@@ -28,7 +28,8 @@ import torch
 from ridgeline.errors import ContextLengthError, UsageError, answers_wrong_options
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.formats.fields import check_fields, config_from, dotted_fields, field_help, flag_of
-from ridgeline.formats.files import atomic_write, reject_unknown_keys
+from ridgeline.formats.files import atomic_write, read_object, reject_unknown_keys
+from ridgeline.kernels.autotune import parse_places
 from ridgeline.kernels.pages import PAGE_SIZES
 from ridgeline.kernels.prompt_lookup import LONGEST_NGRAM
 from ridgeline.models import ModelConfig
@@ -319,17 +320,8 @@ class Recipe:
                 f"scheme is {self.scheme!r}; a name has small letters and digits with dashes "
                 "between them; try int4-g128, int8 or fp8"
             )
-        self.tile_places()
-
-    def tile_places(self) -> dict[str, int]:
-        """By op."""
-        places = {}
-        for word in (self.tiles or "").split(",") if self.tiles else ():
-            op, _, place = word.partition("=")
-            if not re.fullmatch(r"[a-z0-9_]+", op) or not re.fullmatch(r"[0-9]{1,3}", place):
-                raise UsageError(f"tiles is {self.tiles!r}; give OP=PLACE, e.g. skinny_linear=2")
-            places[op] = int(place)
-        return places
+        if self.tiles:
+            parse_places(self.tiles)
 
     def save(self, folder: Path) -> Path:
         """Write `recipe.json` into a folder, whole or not at all, and return its path."""
@@ -342,8 +334,8 @@ class Recipe:
     @classmethod
     def load(cls, path: Path) -> Recipe:
         """From a `recipe.json`, the folder it lies in, or a plan that holds one."""
-        path = Path(path)
-        document = _read_object(path / FILE_NAME if path.is_dir() else path)
+        path = Path(path) / FILE_NAME if Path(path).is_dir() else Path(path)
+        document = read_object(path, "the recipe")
         planned = document.get("recipe")
         return recipe_from(planned if isinstance(planned, dict) else document, str(path))
 
@@ -454,15 +446,3 @@ def usual_limits(on_gpu: bool) -> UsualLimits:
 
 def usual_memory_share(on_gpu: bool) -> float:
     return 0.9 if on_gpu else 0.5
-
-
-def _read_object(path: Path) -> Mapping[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read the recipe {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise UsageError(f"{path} is not JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise UsageError(f"{path} holds {str(document)[:60]!r}; expected an object")
-    return document

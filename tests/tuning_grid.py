@@ -41,7 +41,8 @@ from ridgeline.tuning.searching.config import SearchConfig, edited
 from ridgeline.tuning.searching.space import OneOf, Point, SearchSpace
 from ridgeline.tuning.short_run import ShortRun, num_steps, plan_short
 
-LENGTH, TOKENS, VOCABULARY = 64, 32 * 1024, 512
+LENGTH, VOCABULARY = 64, 512
+TOKENS = {"rates": 32 * 1024, "shapes": 16 * 1024}  # of a run
 SHARES = (1 / 27, 1 / 9, 1 / 3, 1.0)
 RATES = tuple(float(f"{3e-4 * 10 ** (step / 4):.3g}") for step in range(12))
 TABLES: dict[str, tuple[SearchSpace, Equal]] = {
@@ -62,7 +63,6 @@ TABLES: dict[str, tuple[SearchSpace, Equal]] = {
                 ("lr", OneOf(RATES[1:10])),
                 ("batch", OneOf((4, 8, 16))),
                 ("layers", OneOf((1, 2, 3, 4))),
-                ("warmup", OneOf((0, 8))),
             )
         ),
         "parameters",
@@ -99,7 +99,7 @@ def search_of(table: str, text: Path, tokenizer: Path) -> SearchConfig:
         precision="fp32",
         data=DataOptions(str(text), LENGTH),
         schedule=ScheduleOptions("cosine", warmup=4),
-        end=RunLength(tokens=TOKENS),
+        end=RunLength(tokens=TOKENS[table]),
         evaluation=EvaluationOptions(sequences=128),
     )
     return SearchConfig(base, space, equal=equal)
@@ -109,7 +109,9 @@ def config_of(search: SearchConfig, point: Point) -> TrainConfig:
     """A whole number of steps; tokens of a document's end are not counted one by one."""
     config = edited(search, point)
     batch = replace(config.batch, micro=config.batch.size)
-    return replace(config, batch=batch, end=RunLength(steps=TOKENS // (batch.size * LENGTH)))
+    assert config.end.tokens is not None, "search_of"
+    steps = config.end.tokens // (batch.size * LENGTH)
+    return replace(config, batch=batch, end=RunLength(steps=steps))
 
 
 class GridPlans:
@@ -171,8 +173,9 @@ def main() -> int:
 
 
 def document(rows: dict[str, list[float | None]], args: argparse.Namespace) -> dict[str, Any]:
+    tokens = TOKENS[args.table]
     return {
-        "what": f"held-out loss of the tiny shape on {args.text.name}, {TOKENS} tokens a run",
+        "what": f"held-out loss of the tiny shape on {args.text.name}, {tokens} tokens a run",
         "table": args.table,
         "command": " ".join(["python -m tuning_grid", *sys.argv[1:]]),
         "device": detect("cpu").name,

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -28,7 +29,7 @@ from typing import Any
 
 import torch
 
-from ridgeline.errors import RidgelineError
+from ridgeline.errors import RidgelineError, UsageError
 from ridgeline.formats.files import atomic_write
 from ridgeline.hardware.paths import cache_dir
 
@@ -105,6 +106,17 @@ def at_places(places: Mapping[str, int]) -> Iterator[None]:
         yield
     finally:
         _places.pop()
+
+
+def parse_places(text: str) -> dict[str, int]:
+    """`skinny_linear=2,rms_norm=1`, by op."""
+    places = {}
+    for word in text.split(","):
+        op, _, place = word.partition("=")
+        if not re.fullmatch(r"[a-z0-9_]+", op) or not re.fullmatch(r"[0-9]{1,3}", place):
+            raise UsageError(f"tiles is {text!r}; give OP=PLACE, e.g. skinny_linear=2")
+        places[op] = int(place)
+    return places
 
 
 def measured_ops(device_name: str) -> dict[str, int]:

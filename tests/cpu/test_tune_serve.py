@@ -155,7 +155,7 @@ def test_tiles_are_places_in_one_field() -> None:
     edit = edit_of({"tiles.rms_norm": 2, "tiles.sampling": 0, "max-batch": 4})
     assert edit == {"limits.max_batch": 4, "tiles": "rms_norm=2"}
     assert edit_of({"tiles.rms_norm": 0})["tiles"] is None
-    assert Recipe(tiles="rms_norm=2,sampling=1").tile_places() == {"rms_norm": 2, "sampling": 1}
+    assert autotune.parse_places("rms_norm=2,sampling=1") == {"rms_norm": 2, "sampling": 1}
     defaults = dotted_values(DEFAULTS.recipe)
     assert not changes_answers(edit, defaults)
     assert changes_answers({"scheme": "int8"}, defaults)

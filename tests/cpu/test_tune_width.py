@@ -105,7 +105,7 @@ def test_a_sweep_carries_a_rate_on(sweep: list[str], tmp_path: Path, capsys: Cap
     code = main([*sweep, "--to", "64", *out, "--json"])
     document = json.loads(capsys.readouterr().out)
     assert code == (
-        0 if document["is_level"] and not document["problems"] else CHECK_FAILED_EXIT_CODE
+        0 if document["is_safe"] and not document["problems"] else CHECK_FAILED_EXIT_CODE
     )
     assert len(document["runs"]) == 2 * 4 * 2
     rates = {best["width"]: best["rate"]["value"] for best in document["best"]}

@@ -153,10 +153,10 @@ def document_of(
         "check_steps": STEPS,
         "coordinates": [
             {"place": each.place, "same": asdict(before.exponent), "law": asdict(each.exponent),
-             "sizes": list(each.sizes), "is_level": each.is_level}
+             "sizes": list(each.sizes), "grows": each.grows}
             for before, each in zip(same, law, strict=True)
         ],
-        "is_level": all(each.is_level for each in law),
+        "is_safe": not any(each.grows for each in law),
         "problems": problems(transfer),
     }  # fmt: skip
 
@@ -215,5 +215,5 @@ def render(document: dict[str, Any], console: Console) -> None:
 
 
 def exit_code(document: dict[str, Any]) -> int:
-    is_sound = document["is_level"] and not document["problems"]
+    is_sound = document["is_safe"] and not document["problems"]
     return 0 if is_sound else CHECK_FAILED_EXIT_CODE

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 import torch
 
 from ridgeline.errors import UnsupportedError
-from ridgeline.kernels.autotune import at_places, untuned
+from ridgeline.kernels.autotune import at_places, parse_places, untuned
 from ridgeline.recipe import Recipe
 
 Switches = Callable[[], AbstractContextManager[None]]
@@ -32,7 +32,7 @@ def _switched(recipe: Recipe) -> Iterator[None]:
         if not recipe.tuned:
             stack.enter_context(untuned())
         if recipe.tiles:
-            stack.enter_context(at_places(recipe.tile_places()))
+            stack.enter_context(at_places(parse_places(recipe.tiles)))
         if recipe.tf32:
             stack.enter_context(_tf32())
         yield

@@ -41,10 +41,10 @@ class RecipeBench(Protocol):
 class RecipeTrials:
     num_parallel = 1  # trials would share what they measure
 
-    def __init__(self, bench: RecipeBench, seen: Observation, *, judges: bool = True) -> None:
-        """`seen`: the defaults, as they run."""
+    def __init__(self, bench: RecipeBench, plain: Observation, *, judges: bool = True) -> None:
+        """`plain`: the defaults, as they run."""
         self.bench, self.judges = bench, judges
-        self.defaults = dotted_values(seen.filled)
+        self.defaults = dotted_values(plain.filled)
 
     def run(self, jobs: Sequence[TrialJob]) -> Iterator[JobResult]:
         for job in jobs:

@@ -86,9 +86,9 @@ def check_words(document: Mapping[str, Any]) -> str:
     low = min(row["law"]["value"] for row in rows)
     high = max(row["law"]["value"] for row in rows)
     text = f"what a step changes goes as the width to the {low:+.2f} to {high:+.2f} at these rates"
-    if all(row["is_level"] for row in rows):
+    if not any(row["grows"] for row in rows):
         return f"Coordinate check passed: {text}."
-    places = ", ".join(row["place"] for row in rows if not row["is_level"])
+    places = ", ".join(row["place"] for row in rows if row["grows"])
     return (
         f"Coordinate check failed at: {places}; {text}. Do not carry the rate far beyond the "
         "widths that were swept; sweep a wider one."
@@ -123,7 +123,7 @@ def check_rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
             f"{row['same']['value']:+.2f}",
             f"{row['law']['value']:+.2f}",
             f"{row['law']['low']:+.2f} to {row['law']['high']:+.2f}",
-            "" if row["is_level"] else "not level",
+            "grows" if row["grows"] else "",
         )
         for row in document["coordinates"]
     ]

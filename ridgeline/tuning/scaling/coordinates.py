@@ -5,6 +5,8 @@ same size at all of them. So networks of all widths take a few steps at the rate
 the root mean square of what changed, on text that is not learned, is put into a power of the width
 for each place: the embedding, the stream behind some blocks, the logits. An exponent near 0 says
 that the law can be gone on with; one far above says that wider networks will break at such rates.
+One below says that a place learns ever less: so does an embedding where one rate serves all
+parameters and falls with the width, which costs a little and breaks nothing.
 
     rows = coordinate_check(config, (64, 128), lambda width: 3e-3, seeds=3)
 """
@@ -47,8 +49,8 @@ class Coordinate:
     sizes: tuple[float, ...]  # by width, in the mean over seeds
 
     @property
-    def is_level(self) -> bool:
-        return abs(self.exponent.value) <= NEAR
+    def grows(self) -> bool:
+        return self.exponent.value > NEAR
 
 
 def coordinate_check(
@@ -109,20 +111,20 @@ def _size(change: Tensor, place: str) -> float:
 @torch.no_grad()
 def activations(model: Transformer, batch: PackedBatch) -> dict[str, Tensor]:
     """In fp32: the embedding's result, the stream behind some blocks, and the logits."""
-    found: dict[str, Tensor] = {}
-    with _heard(model, found):
+    results: dict[str, Tensor] = {}
+    with _heard(model, results):
         hidden_TD = model(batch.ids, PackedDocuments(batch.positions, batch.starts))
-        found["logits"] = model.logits(hidden_TD).float()
-    return found
+        results["logits"] = model.logits(hidden_TD).float()
+    return results
 
 
 @contextmanager
-def _heard(model: Transformer, found: dict[str, Tensor]) -> Iterator[None]:
+def _heard(model: Transformer, results: dict[str, Tensor]) -> Iterator[None]:
     """Results of modules, as they pass."""
 
     def hear(place: str, module: nn.Module) -> torch.utils.hooks.RemovableHandle:
         def note(_: nn.Module, __: object, result: Tensor) -> None:
-            found[place] = result.detach().float().clone()
+            results[place] = result.detach().float().clone()
 
         return module.register_forward_hook(note)
 

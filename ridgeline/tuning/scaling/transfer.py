@@ -78,8 +78,8 @@ def over_seeds(values: Sequence[float]) -> OverSeeds:
 
 def over_seeds_of_logs(logs: Sequence[float]) -> OverSeeds:
     """A geometric mean."""
-    found = over_seeds(logs)
-    return OverSeeds(math.exp(found.value), math.exp(found.low), math.exp(found.high))
+    mean = over_seeds(logs)
+    return OverSeeds(math.exp(mean.value), math.exp(mean.low), math.exp(mean.high))
 
 
 def transfer_of(runs: Sequence[SweepRun]) -> RateTransfer:
@@ -148,6 +148,6 @@ def _law(rates: Mapping[tuple[int, int], float]) -> tuple[float, float, float]:
     columns = [[1.0, math.log(width), math.log(batch)] for width, batch in sides]
     has_batches = len({batch for _, batch in sides}) > 1
     used = np.array(columns)[:, : 3 if has_batches else 2]
-    found, *_ = np.linalg.lstsq(used, np.log([rates[side] for side in sides]), rcond=None)
-    log_c, p, q = (*map(float, found), 0.0)[:3]
+    factors, *_ = np.linalg.lstsq(used, np.log([rates[side] for side in sides]), rcond=None)
+    log_c, p, q = (*map(float, factors), 0.0)[:3]
     return log_c, p, q

@@ -5,6 +5,7 @@ from their folders, and shapes of equal cost cost the same.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from ridgeline.tuning.scaling.law import (
     fit_law,
     law_intervals,
 )
+from ridgeline.tuning.scaling.runs import law_points
 
 CHINCHILLA = ScalingLaw(1.69, 406.4, 0.34, 410.7, 0.28)
 
@@ -141,6 +143,32 @@ def test_runs_are_fitted_and_drawn(runs: Path, tmp_path: Path, capsys: Capture) 
     assert "by the law" in page
     assert main(argv[:-1]) == 0
     assert "loss = " in capsys.readouterr().out
+
+
+def test_the_best_settings_of_a_size_count(runs: Path, tmp_path: Path) -> None:
+    """Another seed is another point; another rate of the same size and tokens is left out."""
+    others = {"better": (1e-3, 0, 0.5), "worse": (2e-3, 0, 1.5), "seed": (1e-3, 7, 0.6)}
+    for name, (lr, seed, times) in others.items():
+        shutil.copytree(runs / "16-6", tmp_path / name)
+        config = json.loads((runs / "16-6" / "train.json").read_text())
+        config["optimizer"]["lr"], config["seed"] = lr, seed
+        (tmp_path / name / "train.json").write_text(json.dumps(config))
+        rows = [
+            json.loads(row)
+            for row in (runs / "16-6" / "metrics.jsonl").read_text().split("\n")
+            if row
+        ]
+        for row in rows:
+            if "held_out_loss" in row:
+                row["held_out_loss"] *= times
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    folders = [*sorted(runs.iterdir()), *(tmp_path / name for name in others)]
+    points, left_out = law_points(folders)
+    names = {Path(point.name).name for point in points}
+    assert {"better", "seed", "16-3", "32-6"} <= names
+    assert not {"worse", "16-6"} & names
+    assert len(left_out) == 2
+    assert all("better, of its size and tokens, ended lower" in line for line in left_out)
 
 
 def test_runs_that_say_nothing(runs: Path, tmp_path: Path, capsys: Capture) -> None:

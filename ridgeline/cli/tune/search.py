@@ -41,11 +41,17 @@ from ridgeline.tuning.searching.config import (
     parse_space,
 )
 from ridgeline.tuning.searching.halving import Rungs
-from ridgeline.tuning.searching.journal import DESCRIPTION, open_journal, read_description
+from ridgeline.tuning.searching.journal import (
+    DESCRIPTION,
+    check_folder,
+    open_journal,
+    read_description,
+)
 from ridgeline.tuning.searching.outcome import study_document
 from ridgeline.tuning.searching.processes import opened_trials
 from ridgeline.tuning.searching.search import SearchBudget, SearchLoop, SearchOrder, check_any
 from ridgeline.tuning.searching.trials import TrialPlace, trim
+from ridgeline.tuning.short_run import plan_short
 
 EXAMPLE = """\
 ridgeline tune search demo --data book.txt --steps 200 --budget 2h --out study
@@ -125,6 +131,9 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         raise UsageError(f"--parallel is {args.parallel}; give at least 1")
     check_complete(config.base)
     device = detect(args.device).device
+    check_folder(args.out, config.to_json(), args.resume)
+    if not args.resume:  # what is wrong with model, data or memory leaves no folder
+        plan_short(config.base, device=device)
     place = TrialPlace(config, str(args.out.resolve()), device)
     order = SearchOrder(config.space, budget, config.rungs, config.seed, config.firsts)
     subject = config.base.model or config.base.shape or "model"

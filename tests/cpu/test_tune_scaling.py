@@ -18,6 +18,7 @@ from ridgeline.cli import main
 from ridgeline.errors import UsageError
 from ridgeline.models.shapes import describe_shape, shape_name
 from ridgeline.tuning.network_shapes import cost_of, equal_shape
+from ridgeline.tuning.rates.verdict import verdict_of
 from ridgeline.tuning.scaling.law import (
     LawPoint,
     ScalingLaw,
@@ -200,3 +201,24 @@ def test_runs_that_say_nothing(runs: Path, tmp_path: Path, capsys: Capture) -> N
         capsys, UsageError, "losses of different text do not compare",
         "tune", "scale", str(runs), str(broken), *out,
     )  # fmt: skip
+
+
+# The verdict of a range test
+
+
+def test_a_suggestion_stays_below_what_diverges() -> None:
+    rates = [1e-4 * 10 ** (step / 20) for step in range(80)]
+    steady = [5.0 if lr < 1e-3 else 4.0 if lr < 1e-1 else 9.0 for lr in rates]
+    narrow = [5.0 if lr < 1e-3 else 4.0 if lr < 2e-3 else 9.0 for lr in rates]
+    apart = verdict_of(rates, [steady, steady, steady])
+    close = verdict_of(rates, [narrow, narrow, narrow])
+    assert apart.suggested is not None
+    assert close.suggested is not None
+    flat, climbs = apart.seeds[0].flattens_at, close.seeds[0].diverges_at
+    assert flat is not None
+    assert climbs is not None
+    assert apart.suggested == pytest.approx(2 * flat)
+    assert close.suggested == pytest.approx(climbs / 2)
+    assert not close.problem
+    unlike = verdict_of(rates, [steady, narrow])
+    assert "seeds do not agree" in unlike.problem

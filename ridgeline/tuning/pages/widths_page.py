@@ -29,11 +29,10 @@ from ridgeline.tuning.pages.axes import loss_scale, rounded
 from ridgeline.version import __version__
 
 FILE_NAME = "report.html"
-ABOVE = 0.35  # of the way from the lowest loss to the first: what lies higher is drawn at the edge
+ABOVE = 0.35  # of the way from a width's lowest loss to its highest; the rest is at the edge
 SAME, BY_LAW = "one rate for all", "rates by the law"
 BEST_COLUMNS = (
-    Column("width", is_number=True),
-    Column("batch", is_number=True),
+    Column("network"),
     Column("best rate", is_number=True),
     Column("95% interval", is_number=True),
     Column("lowest loss", is_number=True),
@@ -105,8 +104,7 @@ def check_intro(document: Mapping[str, Any]) -> str:
 def best_rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [
         (
-            str(best["width"]),
-            str(best["batch"]),
+            f"width {best['width']}, batch {best['batch']}",
             f"{best['rate']['value']:.2g}",
             f"{best['rate']['low']:.2g} to {best['rate']['high']:.2g}",
             f"{best['loss']:.4f}",
@@ -144,11 +142,11 @@ def _rates(document: Mapping[str, Any]) -> Markup:
             if None not in losses:
                 points.append((rounded(lr), fmean(losses)))
         lines.append(Series(name, points, series=index))
-    losses = [loss for line in lines for _, loss in line.points]
-    low, high = min(losses), max(losses)
+    by_line = [[loss for _, loss in line.points] for line in lines if line.points]
+    most = max(min(own) + ABOVE * (max(own) - min(own)) for own in by_line)
     drawn = curves(
         lines, "Held-out loss", "learning rate", "nats a token", read=lambda loss: f"{loss:.3f}",
-        y_scale=loss_scale(losses, low + ABOVE * (high - low)),
+        y_scale=loss_scale((loss for own in by_line for loss in own), most),
     )  # fmt: skip
     return join([drawn, table(BEST_COLUMNS, best_rows(document), "Best rates")])
 

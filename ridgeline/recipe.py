@@ -28,7 +28,8 @@ import torch
 from ridgeline.errors import ContextLengthError, UsageError, answers_wrong_options
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.formats.fields import check_fields, config_from, dotted_fields, field_help, flag_of
-from ridgeline.formats.files import atomic_write, reject_unknown_keys
+from ridgeline.formats.files import atomic_write, read_object, reject_unknown_keys
+from ridgeline.kernels.autotune import parse_places
 from ridgeline.kernels.pages import PAGE_SIZES
 from ridgeline.kernels.prompt_lookup import LONGEST_NGRAM
 from ridgeline.models import ModelConfig
@@ -288,6 +289,13 @@ class Recipe:
             "Triton with default settings"
         ),
     )
+    tiles: str | None = field(
+        default=None,
+        metadata=field_help(
+            "of an op's measured kernel tiles take not the fastest but so many places behind it, "
+            "e.g. skinny_linear=2,rms_norm=1; `ridgeline tune serve` finds them; requires a GPU"
+        ),
+    )
     deterministic: bool = field(
         default=False,
         metadata=field_help("same tokens bit for bit, whatever else is in the batch; slower"),
@@ -312,6 +320,8 @@ class Recipe:
                 f"scheme is {self.scheme!r}; a name has small letters and digits with dashes "
                 "between them; try int4-g128, int8 or fp8"
             )
+        if self.tiles:
+            parse_places(self.tiles)
 
     def save(self, folder: Path) -> Path:
         """Write `recipe.json` into a folder, whole or not at all, and return its path."""
@@ -324,9 +334,8 @@ class Recipe:
     @classmethod
     def load(cls, path: Path) -> Recipe:
         """From a `recipe.json`, the folder it lies in, or a plan that holds one."""
-        path = Path(path)
-        path = path / FILE_NAME if path.is_dir() else path
-        document = _read_object(path)
+        path = Path(path) / FILE_NAME if Path(path).is_dir() else Path(path)
+        document = read_object(path, "the recipe")
         planned = document.get("recipe")
         return recipe_from(planned if isinstance(planned, dict) else document, str(path))
 
@@ -437,15 +446,3 @@ def usual_limits(on_gpu: bool) -> UsualLimits:
 
 def usual_memory_share(on_gpu: bool) -> float:
     return 0.9 if on_gpu else 0.5
-
-
-def _read_object(path: Path) -> Mapping[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read the recipe {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise UsageError(f"{path} is not JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise UsageError(f"{path} holds {str(document)[:60]!r}; expected an object")
-    return document

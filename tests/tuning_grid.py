@@ -1,8 +1,10 @@
-"""A full grid of tiny training runs on a CPU, each with its held-out loss at shares of its length:
-what searches are replayed over (tuning_regret.py). Finished points are kept, so that it goes on
-where it was stopped.
+"""Full grids of tiny training runs on a CPU, with held-out losses at shares of each run: what
+searches are replayed over (tuning_regret.py). `rates` is what the search's own constants were
+tried on; `shapes` has other text, other settings and another seed, and none was. Finished points
+are kept, so that it goes on where it was stopped.
 
-    PYTHONPATH=.:tests python -m tuning_grid --text tinyshakespeare.txt.gz --out grid.json
+    PYTHONPATH=.:tests python -m tuning_grid rates --text tinyshakespeare.txt.gz --out rates.json
+    PYTHONPATH=.:tests python -m tuning_grid shapes --text code.txt.gz --seed 1 --out shapes.json
 """
 
 from __future__ import annotations
@@ -27,29 +29,51 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from ridgeline.formats.files import atomic_write
 from ridgeline.hardware import detect
 from ridgeline.training.config import (
-    BatchOptions,
     DataOptions,
     EvaluationOptions,
-    OptimizerOptions,
     RunLength,
     ScheduleOptions,
     TrainConfig,
 )
+from ridgeline.training.prepare import PlannedRun
+from ridgeline.tuning.network_shapes import Equal
+from ridgeline.tuning.searching.config import SearchConfig, edited
+from ridgeline.tuning.searching.space import OneOf, Point, SearchSpace
 from ridgeline.tuning.short_run import ShortRun, num_steps, plan_short
 
-LENGTH, TOKENS, VOCABULARY = 64, 32 * 1024, 512
-SHARES = (1 / 27, 1 / 18, 1 / 9, 1 / 6, 1 / 3, 1 / 2, 2 / 3, 1.0)
-AXES: dict[str, list[Any]] = {
-    "lr": [float(f"{3e-4 * 10 ** (step / 4):.3g}") for step in range(12)],
-    "batch": [4, 8, 16],
-    "schedule": ["cosine", "linear", "constant"],
-    "beta2": [0.9, 0.99],
+LENGTH, VOCABULARY = 64, 512
+TOKENS = {"rates": 32 * 1024, "shapes": 16 * 1024}  # of a run
+SHARES = (1 / 27, 1 / 9, 1 / 3, 1.0)
+RATES = tuple(float(f"{3e-4 * 10 ** (step / 4):.3g}") for step in range(12))
+TABLES: dict[str, tuple[SearchSpace, Equal]] = {
+    "rates": (
+        SearchSpace(
+            (
+                ("lr", OneOf(RATES)),
+                ("batch", OneOf((4, 8, 16))),
+                ("schedule", OneOf(("cosine", "linear", "constant"))),
+                ("beta2", OneOf((0.9, 0.99))),
+            )
+        ),
+        "free",
+    ),
+    "shapes": (
+        SearchSpace(
+            (
+                ("lr", OneOf(RATES[1:10])),
+                ("batch", OneOf((4, 8, 16))),
+                ("layers", OneOf((1, 2, 3, 4))),
+            )
+        ),
+        "parameters",
+    ),
 }
 
 
-def points() -> Iterator[dict[str, Any]]:
-    for values in itertools.product(*AXES.values()):
-        yield dict(zip(AXES, values, strict=True))
+def points(space: SearchSpace) -> Iterator[Point]:
+    choices = [each.some(2) for _, each in space.entries]
+    for values in itertools.product(*choices):
+        yield dict(zip(space.names, values, strict=True))
 
 
 def make_tokenizer(text: str, folder: Path) -> None:
@@ -67,24 +91,46 @@ def make_tokenizer(text: str, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def config_of(point: dict[str, Any], text: Path, tokenizer: Path) -> TrainConfig:
-    batch = point["batch"]
-    return TrainConfig(
+def search_of(table: str, text: Path, tokenizer: Path) -> SearchConfig:
+    space, equal = TABLES[table]
+    base = TrainConfig(
         shape="tiny",
         tokenizer=str(tokenizer),
         precision="fp32",
         data=DataOptions(str(text), LENGTH),
-        batch=BatchOptions(batch, batch),
-        optimizer=OptimizerOptions(lr=point["lr"], beta2=point["beta2"]),
-        schedule=ScheduleOptions(point["schedule"], warmup=4),
-        end=RunLength(steps=TOKENS // (batch * LENGTH)),
+        schedule=ScheduleOptions("cosine", warmup=4),
+        end=RunLength(tokens=TOKENS[table]),
         evaluation=EvaluationOptions(sequences=128),
     )
+    return SearchConfig(base, space, equal=equal)
 
 
-def losses_of(config: TrainConfig, seed: int) -> list[float | None]:
+def config_of(search: SearchConfig, point: Point) -> TrainConfig:
+    """A whole number of steps; tokens of a document's end are not counted one by one."""
+    config = edited(search, point)
+    batch = replace(config.batch, micro=config.batch.size)
+    assert config.end.tokens is not None, "search_of"
+    steps = config.end.tokens // (batch.size * LENGTH)
+    return replace(config, batch=batch, end=RunLength(steps=steps))
+
+
+class GridPlans:
+    """Text is read and cut once for all points that have batch and network in common."""
+
+    def __init__(self) -> None:
+        self._plans: dict[tuple[str | None, int | None], PlannedRun] = {}
+
+    def plan(self, config: TrainConfig) -> PlannedRun:
+        key = (config.shape, config.batch.size)
+        if key not in self._plans:
+            self._plans[key] = plan_short(config, device="cpu")
+        plan = self._plans[key]
+        own = replace(plan.config, optimizer=config.optimizer, schedule=config.schedule)
+        return replace(plan, config=own)
+
+
+def losses_of(plan: PlannedRun, seed: int) -> list[float | None]:
     """Held out, at each share; None from where it is no number."""
-    plan = plan_short(config, device="cpu")
     steps, result = num_steps(plan.config), list[float | None]()
     with ShortRun(plan, seed) as run:
         for share in SHARES:
@@ -99,6 +145,7 @@ def losses_of(config: TrainConfig, seed: int) -> list[float | None]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("table", choices=TABLES)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
@@ -113,12 +160,12 @@ def main() -> int:
         text = (gzip.decompress(data) if args.text.suffix == ".gz" else data).decode()
         (folder / "text.txt").write_text(text)
         make_tokenizer(text, folder)
-        for point in points():
+        search, plans = search_of(args.table, folder / "text.txt", folder), GridPlans()
+        for point in points(search.space):
             key = json.dumps(point)
             if key in rows:
                 continue
-            config = config_of(point, folder / "text.txt", folder)
-            rows[key] = losses_of(replace(config, seed=args.seed), args.seed)
+            rows[key] = losses_of(plans.plan(config_of(search, point)), args.seed)
             print(key, rows[key], flush=True)
             with atomic_write(args.out) as file:
                 json.dump(document(rows, args), file, indent=1)
@@ -126,8 +173,10 @@ def main() -> int:
 
 
 def document(rows: dict[str, list[float | None]], args: argparse.Namespace) -> dict[str, Any]:
+    tokens = TOKENS[args.table]
     return {
-        "what": f"held-out loss of the tiny shape on {args.text.name}, {TOKENS} tokens a run",
+        "what": f"held-out loss of the tiny shape on {args.text.name}, {tokens} tokens a run",
+        "table": args.table,
         "command": " ".join(["python -m tuning_grid", *sys.argv[1:]]),
         "device": detect("cpu").name,
         "torch": torch.__version__,

@@ -1,8 +1,9 @@
 """How far from a grid's best a search ends that may do a tenth of the grid's work: searches of many
-seeds, replayed over the table of tuning_grid.py. Regret is a share of the way from the grid's best
-loss to its median.
+seeds, replayed over the table of tuning_grid.py; and Optuna's samplers with its pruners over the
+same table, with the same work. Regret is a share of the way from the grid's best loss to its
+median.
 
-    PYTHONPATH=.:tests python -m tuning_regret grid.json --save results
+    PYTHONPATH=.:tests python -m tuning_regret rates.json shapes.json --save results
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import math
 import random
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import optuna
 
 from ridgeline.tuning.searching.halving import Rungs
 from ridgeline.tuning.searching.journal import journal_in_memory
@@ -66,53 +70,141 @@ def _key(point: Point) -> str:
     return json.dumps(point, sort_keys=True)
 
 
-def regrets(table: TableTrials, num_seeds: int) -> list[float]:
-    finals = [table.loss(point, 1.0) for point in table.points]
-    best, middle = min(finals), statistics.median(finals)
-    result = []
-    for seed in range(num_seeds):
-        budget = SearchBudget(runs=SHARE * len(table.points))
-        order = SearchOrder(table.space, budget, Rungs(), seed)
-        loop = SearchLoop(journal_in_memory(table.space), order, table)
-        loop.run()
-        assert loop.best is not None
-        result.append((loop.best.losses[-1] - best) / (middle - best))
-        print(f"seed {seed}: {result[-1]:.4f}, {loop.best.point}", flush=True)
-    return result
+class Spread:
+    """From the grid's best to its median."""
+
+    def __init__(self, table: TableTrials) -> None:
+        finals = [table.loss(point, 1.0) for point in table.points]
+        self.best, self.middle = min(finals), statistics.median(finals)
+
+    def regret(self, loss: float) -> float:
+        return (loss - self.best) / (self.middle - self.best)
 
 
-def by_chance(table: TableTrials, num_seeds: int) -> float:
+def own_regret(table: TableTrials, seed: int) -> float:
+    order = SearchOrder(table.space, SearchBudget(SHARE * len(table.points)), Rungs(), seed)
+    loop = SearchLoop(journal_in_memory(table.space), order, table)
+    loop.run()
+    assert loop.best is not None
+    return Spread(table).regret(loop.best.losses[-1])
+
+
+def by_chance(table: TableTrials, seed: int) -> float:
     """The same work spent on whole runs of random points."""
-    finals = [table.loss(point, 1.0) for point in table.points]
-    best, middle = min(finals), statistics.median(finals)
-    count = int(SHARE * len(finals))
-    draws = [min(random.Random(seed).sample(finals, count)) for seed in range(num_seeds)]
-    return statistics.fmean((draw - best) / (middle - best) for draw in draws)
+    draws = random.Random(seed).sample(table.points, int(SHARE * len(table.points)))
+    return Spread(table).regret(min(table.loss(point, 1.0) for point in draws))
+
+
+# Optuna
+
+Make = Callable[[int], Any]
+samplers, pruners = optuna.samplers, optuna.pruners
+SAMPLERS: dict[str, Make] = {
+    "TPE": lambda seed: samplers.TPESampler(seed=seed),
+    "TPE, multivariate": lambda seed: samplers.TPESampler(seed=seed, multivariate=True),
+    "GP": lambda seed: samplers.GPSampler(seed=seed),
+}
+PRUNERS: dict[str, Any] = {
+    "whole runs": None,
+    "successive halving": lambda: pruners.SuccessiveHalvingPruner(
+        min_resource=1, reduction_factor=3
+    ),
+    "Hyperband": lambda: pruners.HyperbandPruner(
+        min_resource=1, max_resource=9, reduction_factor=3
+    ),
+}
+MOST_ASKED = 2000  # a point that comes again costs nothing
+
+
+def optuna_regret(table: TableTrials, sampler: Make, pruner: Any, seed: int) -> float:
+    study = optuna.create_study(
+        sampler=sampler(seed), pruner=None if pruner is None else pruner(), direction="minimize"
+    )
+    left, shares = SHARE * len(table.points) + 1e-9, Rungs().shares
+    done: dict[str, int] = {}  # rungs that a point has reached
+    best = math.inf
+    for _ in range(MOST_ASKED):
+        trial = study.ask()
+        point = suggested(trial, table.space)
+        reached, is_pruned = done.get(_key(point), 0), False
+        for rung, share in enumerate(shares):
+            cost = Rungs().cost(rung, rung + 1) if rung >= reached else 0.0
+            if cost > left:
+                return Spread(table).regret(best)
+            left -= cost
+            done[_key(point)] = max(done.get(_key(point), 0), rung + 1)
+            loss = table.loss(point, share)
+            trial.report(loss if math.isfinite(loss) else 1e3, 3**rung)
+            if pruner is not None and rung + 1 < len(shares) and trial.should_prune():
+                is_pruned = True
+                break
+        if is_pruned:
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+            continue
+        best = min(best, loss)
+        study.tell(trial, loss if math.isfinite(loss) else 1e3)
+    return Spread(table).regret(best)
+
+
+def suggested(trial: Any, space: SearchSpace) -> Point:
+    """Numbers by their places, so that their order is known."""
+    point = Point()
+    for name, choices in space.entries:
+        assert isinstance(choices, OneOf)
+        if choices.is_ordered:
+            point[name] = choices.values[trial.suggest_int(name, 0, len(choices.values) - 1)]
+        else:
+            point[name] = trial.suggest_categorical(name, choices.values)
+    return point
+
+
+def summary_of(regrets: Sequence[float]) -> dict[str, float]:
+    return {
+        "mean": round(statistics.fmean(regrets), 4),
+        "median": round(statistics.median(regrets), 4),
+        "p90": round(sorted(regrets)[math.ceil(0.9 * len(regrets)) - 1], 4),
+        "worst": round(max(regrets), 4),
+    }
+
+
+def studied(path: Path, seeds: int, peer_seeds: int) -> dict[str, Any]:
+    document = json.loads(path.read_text())
+    table = TableTrials(document)
+    own = [own_regret(table, seed) for seed in range(seeds)]
+    methods = {"tune search": summary_of(own) | {"seeds": seeds}}
+    print(path.name, "tune search", methods["tune search"], flush=True)
+    chance = [by_chance(table, seed) for seed in range(1000)]
+    methods["random whole runs"] = summary_of(chance) | {"seeds": 1000}
+    for name, sampler in SAMPLERS.items():
+        for other, pruner in PRUNERS.items():
+            regrets = [optuna_regret(table, sampler, pruner, each) for each in range(peer_seeds)]
+            label = f"Optuna {name}, {other}"
+            methods[label] = summary_of(regrets) | {"seeds": peer_seeds}
+            print(path.name, label, methods[label], flush=True)
+    return {
+        "num_points": len(table.points),
+        "methods": methods,
+        "regrets": [round(value, 4) for value in own],
+        "grid": document,
+    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("grid", type=Path)
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("grids", type=Path, nargs="+")
+    parser.add_argument("--seeds", type=int, default=50)
+    parser.add_argument("--peer-seeds", type=int, default=20)
     parser.add_argument("--save", type=Path)
     args = parser.parse_args()
-    document = json.loads(args.grid.read_text())
-    table = TableTrials(document)
-    values = regrets(table, args.seeds)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     summary = {
-        "what": "regret of `tune search` at 10% of a grid's work, of its best-to-median spread",
+        "what": "regret of searches at 10% of a grid's work, of its best-to-median spread",
         "command": " ".join(["python -m tuning_regret", *sys.argv[1:]]),
         "date": datetime.now(UTC).date().isoformat(),
-        "num_points": len(table.points),
-        "seeds": args.seeds,
-        "mean": round(statistics.fmean(values), 4),
-        "median": round(statistics.median(values), 4),
-        "worst": round(max(values), 4),
-        "random_points_mean": round(by_chance(table, 1000), 4),
-        "regrets": [round(value, 4) for value in values],
-        "grid": document,
+        "optuna": optuna.__version__,
+        "tables": {path.stem: studied(path, args.seeds, args.peer_seeds) for path in args.grids},
     }
-    print({name: value for name, value in summary.items() if name not in ("grid", "regrets")})
     if args.save is not None:
         name = f"looks-tuning-regret-{summary['date']}.json"
         (args.save / name).write_text(json.dumps(summary, indent=1) + "\n")

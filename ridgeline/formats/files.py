@@ -10,6 +10,7 @@ one.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Collection, Iterable, Iterator
@@ -59,3 +60,16 @@ def reject_unknown_keys(keys: Iterable[str], allowed: Collection[str], what: str
         if key not in allowed:
             hint = near_matches(key, allowed)
             raise UsageError(f"{what} has an unknown key {key!r}{hint}")
+
+
+def read_object(path: Path, what: str) -> dict[str, Any]:
+    """The JSON object of a file; `what` it is, for errors."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {what} {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise UsageError(f"{path} holds {str(document)[:60]!r}; expected an object")
+    return document

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -28,7 +29,7 @@ from typing import Any
 
 import torch
 
-from ridgeline.errors import RidgelineError
+from ridgeline.errors import RidgelineError, UsageError
 from ridgeline.formats.files import atomic_write
 from ridgeline.hardware.paths import cache_dir
 
@@ -40,6 +41,7 @@ IN_PLACE = " in place"
 _forced: dict[TuningQuestion, dict[str, Any]] = {}
 _asked: list[dict[TuningQuestion, list[dict[str, Any]]]] = []
 _untuned = 0  # blocks of `untuned` that are open
+_places: list[Mapping[str, int]] = []  # by op, of the blocks of `at_places` that are open
 log = logging.getLogger(__name__)
 
 
@@ -60,6 +62,10 @@ def chosen(
         _asked[-1][question] = [config for config in _ranked(name, op, key) if usable(config)]
     if question in _forced and usable(_forced[question]):
         return _forced[question]
+    place = _places[-1].get(op, 0) if _places else 0
+    if place:
+        others = [config for config in _ranked(name, op, key) if usable(config)]
+        return others[min(place, len(others) - 1)] if others else None
     return next((config for config in ranked if usable(config)), None)
 
 
@@ -88,6 +94,36 @@ def untuned() -> Iterator[None]:
 
 def is_tuned() -> bool:
     return not _untuned
+
+
+@contextmanager
+def at_places(places: Mapping[str, int]) -> Iterator[None]:
+    """Inside, an op that is named takes the configuration that was measured to be so many places
+    behind the fastest one; where fewer were measured, the last.
+    """
+    _places.append(places)
+    try:
+        yield
+    finally:
+        _places.pop()
+
+
+def parse_places(text: str) -> dict[str, int]:
+    """`skinny_linear=2,rms_norm=1`, by op."""
+    places = {}
+    for word in text.split(","):
+        op, _, place = word.partition("=")
+        if not re.fullmatch(r"[a-z0-9_]+", op) or not re.fullmatch(r"[0-9]{1,3}", place):
+            raise UsageError(f"tiles is {text!r}; give OP=PLACE, e.g. skinny_linear=2")
+        places[op] = int(place)
+    return places
+
+
+def measured_ops(device_name: str) -> dict[str, int]:
+    """Ops with configurations that can be chosen among on such a device: the most of any shape."""
+    table = load(device_name)
+    sizes = {op: max(len(_ranked(device_name, op, key)) for key in table[op]) for op in table}
+    return {op: size for op, size in sizes.items() if size > 1 and not op.endswith(IN_PLACE)}
 
 
 @contextmanager

@@ -129,3 +129,25 @@ def test_what_is_asked_is_noted_and_an_answer_can_be_forced(device: torch.device
     assert autotune.chosen("op", "k", device) == {"block": 16}
     autotune.chosen("op", "third", device)
     assert ("op", "third") not in asked
+
+
+def test_a_place_behind_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also past what was measured in place; an op that is not named keeps its own choice."""
+    monkeypatch.setattr(autotune, "_device_name", lambda index: DEVICE)
+    device, configs = torch.device("cuda", 0), [{"block": 16}, {"block": 32}, {"block": 64}]
+    for op in ("op", "other"):
+        autotune.tune(op, "k", configs, lambda config: 1.0 / config["block"], DEVICE)
+    autotune.tune("op" + autotune.IN_PLACE, "k", configs[:1], lambda config: 1.0, DEVICE)
+    assert autotune.chosen("op", "k", device) == {"block": 16}
+    with autotune.at_places({"op": 1}):
+        assert autotune.chosen("op", "k", device) == {"block": 32}
+        assert autotune.chosen("other", "k", device) == {"block": 64}
+        assert autotune.chosen("op", "unmeasured", device) is None
+        with autotune.at_places({"op": 9}):
+            assert autotune.chosen("op", "k", device) == {"block": 16}  # the last
+        large = lambda config: config["block"] > 16  # noqa: E731
+        assert autotune.chosen("op", "k", device, large) == {"block": 32}
+        with autotune.untuned():
+            assert autotune.chosen("op", "k", device) is None
+    assert autotune.chosen("op", "k", device) == {"block": 16}
+    assert autotune.measured_ops(DEVICE) == {"op": 3, "other": 3}

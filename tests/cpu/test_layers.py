@@ -190,6 +190,7 @@ ROOMS = {
         "modules",
         "training",
         "filters",
+        "recipe_search",
     ],
 }
 LAZY = {"ridgeline", "ridgeline.engine"}  # `__init__`s whose names are loaded on first use

@@ -39,6 +39,7 @@ UNUSUAL = Recipe(
     copies=True,
     tf32=True,
     tuned=False,
+    tiles="rms_norm=2",
     deterministic=True,
     overlap=False,
     kv=KV("int8", 128, False),

@@ -55,10 +55,15 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_text(tmp_path_factory.mktemp("text"))
 
 
-def usual(tokenizer: Path, text: Path) -> list[str]:
+def model_and_data(tokenizer: Path, text: Path) -> list[str]:
     shape = ["--shape", "tiny:layers=1,width=32,heads=2,mlp=64", "--tokenizer", str(tokenizer)]
     data = ["--data", str(text), "--sequence-length", "32", "--batch", "2", "--device", "cpu"]
-    return [*shape, *data, "--steps", "9", "--warmup", "1", "--eval-sequences", "2"]
+    return [*shape, *data]
+
+
+def usual(tokenizer: Path, text: Path) -> list[str]:
+    run = ["--steps", "9", "--warmup", "1", "--eval-sequences", "2"]
+    return [*model_and_data(tokenizer, text), *run]
 
 
 def searched(tokenizer: Path, text: Path, out: Path, *more: str) -> list[str]:
@@ -193,6 +198,16 @@ def test_searches_that_make_no_sense(
     assert not (out / JOURNAL).exists() or not (out / "trials").exists()
 
 
+def test_missing_data_leaves_no_study(
+    tokenizer: Path, text: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    argv = searched(tokenizer, tmp_path / "nothing.txt", tmp_path / "study")
+    refused(capsys, UsageError, "nothing.txt does not exist", *argv)
+    assert not (tmp_path / "study").exists()
+    unused = ["tune", "lr", *model_and_data(tokenizer, text), "--steps", "3"]
+    refused(capsys, UsageError, "--steps does nothing here", *unused)
+
+
 def test_a_study_of_something_else(
     study: tuple[Path, dict[str, Any]], tokenizer: Path, text: Path, capsys: Capture
 ) -> None:
@@ -231,7 +246,15 @@ def test_a_broken_study(tmp_path: Path, capsys: Capture) -> None:
 def test_a_range_test_suggests_a_rate(
     tokenizer: Path, text: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    argv = ["tune", "lr", *usual(tokenizer, text), "--range", "1e-5..30", "--range-steps", "60"]
+    argv = [
+        "tune",
+        "lr",
+        *model_and_data(tokenizer, text),
+        "--range",
+        "1e-5..30",
+        "--range-steps",
+        "60",
+    ]
     argv += ["--seeds", "2", "--out", str(tmp_path / "rates"), "--json"]
     assert main(argv) == 0
     document = json.loads(capsys.readouterr().out)
@@ -245,7 +268,15 @@ def test_a_range_test_suggests_a_rate(
 def test_a_range_without_a_fall(
     tokenizer: Path, text: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    argv = ["tune", "lr", *usual(tokenizer, text), "--range", "1e-12..1e-10", "--seeds", "2"]
+    argv = [
+        "tune",
+        "lr",
+        *model_and_data(tokenizer, text),
+        "--range",
+        "1e-12..1e-10",
+        "--seeds",
+        "2",
+    ]
     argv += ["--range-steps", "10", "--out", str(tmp_path / "rates"), "--json"]
     assert main(argv) == CHECK_FAILED_EXIT_CODE
     assert "does not fall" in json.loads(capsys.readouterr().out)["problem"]
@@ -263,5 +294,5 @@ def test_a_range_without_a_fall(
 def test_range_tests_that_make_no_sense(
     tokenizer: Path, text: Path, tmp_path: Path, capsys: Capture, more: list[str], words: str
 ) -> None:
-    argv = ["tune", "lr", *usual(tokenizer, text), "--out", str(tmp_path / "rates"), *more]
+    argv = ["tune", "lr", *model_and_data(tokenizer, text), "--out", str(tmp_path / "rates"), *more]
     refused(capsys, UsageError, words, *argv)

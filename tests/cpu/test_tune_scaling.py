@@ -5,6 +5,7 @@ from their folders, and shapes of equal cost cost the same.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,12 +18,14 @@ from ridgeline.cli import main
 from ridgeline.errors import UsageError
 from ridgeline.models.shapes import describe_shape, shape_name
 from ridgeline.tuning.network_shapes import cost_of, equal_shape
+from ridgeline.tuning.rates.verdict import verdict_of
 from ridgeline.tuning.scaling.law import (
     LawPoint,
     ScalingLaw,
     fit_law,
     law_intervals,
 )
+from ridgeline.tuning.scaling.runs import law_points
 
 CHINCHILLA = ScalingLaw(1.69, 406.4, 0.34, 410.7, 0.28)
 
@@ -143,6 +146,32 @@ def test_runs_are_fitted_and_drawn(runs: Path, tmp_path: Path, capsys: Capture) 
     assert "loss = " in capsys.readouterr().out
 
 
+def test_the_best_settings_of_a_size_count(runs: Path, tmp_path: Path) -> None:
+    """Another seed is another point; another rate of the same size and tokens is left out."""
+    others = {"better": (1e-3, 0, 0.5), "worse": (2e-3, 0, 1.5), "seed": (1e-3, 7, 0.6)}
+    for name, (lr, seed, times) in others.items():
+        shutil.copytree(runs / "16-6", tmp_path / name)
+        config = json.loads((runs / "16-6" / "train.json").read_text())
+        config["optimizer"]["lr"], config["seed"] = lr, seed
+        (tmp_path / name / "train.json").write_text(json.dumps(config))
+        rows = [
+            json.loads(row)
+            for row in (runs / "16-6" / "metrics.jsonl").read_text().split("\n")
+            if row
+        ]
+        for row in rows:
+            if "held_out_loss" in row:
+                row["held_out_loss"] *= times
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    folders = [*sorted(runs.iterdir()), *(tmp_path / name for name in others)]
+    points, left_out = law_points(folders)
+    names = {Path(point.name).name for point in points}
+    assert {"better", "seed", "16-3", "32-6"} <= names
+    assert not {"worse", "16-6"} & names
+    assert len(left_out) == 2
+    assert all("better, of its size and tokens, ended lower" in line for line in left_out)
+
+
 def test_runs_that_say_nothing(runs: Path, tmp_path: Path, capsys: Capture) -> None:
     out = ["--out", str(tmp_path / "law")]
     (tmp_path / "empty").mkdir()
@@ -172,3 +201,24 @@ def test_runs_that_say_nothing(runs: Path, tmp_path: Path, capsys: Capture) -> N
         capsys, UsageError, "losses of different text do not compare",
         "tune", "scale", str(runs), str(broken), *out,
     )  # fmt: skip
+
+
+# The verdict of a range test
+
+
+def test_a_suggestion_stays_below_what_diverges() -> None:
+    rates = [1e-4 * 10 ** (step / 20) for step in range(80)]
+    steady = [5.0 if lr < 1e-3 else 4.0 if lr < 1e-1 else 9.0 for lr in rates]
+    narrow = [5.0 if lr < 1e-3 else 4.0 if lr < 2e-3 else 9.0 for lr in rates]
+    apart = verdict_of(rates, [steady, steady, steady])
+    close = verdict_of(rates, [narrow, narrow, narrow])
+    assert apart.suggested is not None
+    assert close.suggested is not None
+    flat, climbs = apart.seeds[0].flattens_at, close.seeds[0].diverges_at
+    assert flat is not None
+    assert climbs is not None
+    assert apart.suggested == pytest.approx(2 * flat)
+    assert close.suggested == pytest.approx(climbs / 2)
+    assert not close.problem
+    unlike = verdict_of(rates, [steady, narrow])
+    assert "seeds do not agree" in unlike.problem

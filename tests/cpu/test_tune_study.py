@@ -273,6 +273,22 @@ def test_a_longer_budget_goes_on(tmp_path: Path) -> None:
         assert new.losses[: old.reached] == old.losses
 
 
+def test_optuna_reads_the_journal(tmp_path: Path) -> None:
+    """With its own classes, as its dashboard does."""
+    import optuna
+
+    whole_study(tmp_path / "study")
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "study" / JOURNAL))
+    storage = optuna.storages.JournalStorage(backend)
+    study = optuna.load_study(study_name="search", storage=storage)
+    with in_folder(tmp_path / "study", resume=True) as journal:
+        loop = SearchLoop(journal, order(), ScriptedTrials())
+        assert loop.best is not None
+        assert study.best_params == loop.best.point
+        assert study.best_value == loop.best.losses[-1]
+        assert len(study.trials) == len(loop.trials)
+
+
 def test_folders_that_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "study"
     with pytest.raises(UsageError, match="no study to resume"), in_folder(folder, resume=True):

@@ -11,6 +11,7 @@ from rich.console import Console
 from ridgeline.cli.data import build as data_build
 from ridgeline.cli.data import check as data_check
 from ridgeline.cli.data import explain as data_explain
+from ridgeline.cli.data import judge as data_judge
 from ridgeline.cli.data import mix as data_mix
 from ridgeline.cli.data import plan as data_plan
 from ridgeline.cli.parser import Parser, example
@@ -21,6 +22,7 @@ PARTS: dict[str, tuple[ModuleType, str]] = {
     "plan": (data_plan, "units, disk, memory and hours of a build, and what bounds it"),
     "check": (data_check, "every file of a corpus against its index"),
     "explain": (data_explain, "what a batch holds, by file and byte, and where a byte went"),
+    "judge": (data_judge, "whether a filter is kept: what small models learn with and without it"),
     "mix": (data_mix, "corpora by exact quotas, as data to train on"),
 }
 EXAMPLE = """\

@@ -14,6 +14,7 @@ from ridgeline.cli.options import add_flags
 from ridgeline.cli.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.cli.train import flagged_config
+from ridgeline.cli.tune.unused import SAVING, WATCHING, refuse_unused
 from ridgeline.configs.named import is_named_run, named_run
 from ridgeline.errors import CHECK_FAILED_EXIT_CODE
 from ridgeline.ladder.filters.judge import FilterOrder, judge_filter
@@ -59,6 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
+    unused = ("data", "held-out", *SAVING, *WATCHING)
+    refuse_unused(args, unused, "proxies learn BEFORE and AFTER whole, and leave nothing")
     is_named = args.model is not None and is_named_run(args.model)
     base = named_run(args.model) if is_named else PROXY
     if args.model is not None and not is_named:

@@ -13,10 +13,17 @@ from ridgeline.cli.terminal import Terminal
 from ridgeline.cli.tune import lr as tune_lr
 from ridgeline.cli.tune import scale as tune_scale
 from ridgeline.cli.tune import search as tune_search
+from ridgeline.cli.tune import serve as tune_serve
+from ridgeline.cli.tune import width as tune_width
 
 PARTS: dict[str, tuple[ModuleType, str]] = {
     "lr": (tune_lr, "a learning rate, from the loss under a rising one"),
     "search": (tune_search, "the best of many short runs: learning rate, batch, shape and more"),
+    "width": (
+        tune_width,
+        "a learning rate for a wide network, from narrow ones; a coordinate check",
+    ),
+    "serve": (tune_serve, "the serving recipe that does a workload fastest: batch, pages, tiles"),
     "scale": (tune_scale, "a scaling law of finished runs: loss by parameters and tokens"),
 }
 EXAMPLE = """\

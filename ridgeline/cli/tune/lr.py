@@ -16,8 +16,10 @@ from ridgeline.cli.options import add_flags, add_model
 from ridgeline.cli.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.cli.train import flagged_config, usual_folder
+from ridgeline.cli.tune.unused import LENGTH, RATE, SAVING, WATCHING, refuse_unused
+from ridgeline.cli.tune.width import rate_ends
 from ridgeline.configs.named import is_named_run, named_run
-from ridgeline.errors import CHECK_FAILED_EXIT_CODE, UsageError
+from ridgeline.errors import CHECK_FAILED_EXIT_CODE
 from ridgeline.formats.files import atomic_write
 from ridgeline.training.config import TrainConfig
 from ridgeline.tuning.pages.rates_page import COLUMNS, rate_headline, seed_rows, write_rates_page
@@ -59,7 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
-    options = RangeOptions(*_ends(args.range), args.range_steps, args.seeds)
+    unused = (*LENGTH, *RATE, *SAVING, *WATCHING, "eval-sequences")
+    refuse_unused(args, unused, "rates are those of --range, over --range-steps")
+    options = RangeOptions(*rate_ends(args.range), args.range_steps, args.seeds)
     is_named = args.model is not None and is_named_run(args.model)
     base = named_run(args.model) if is_named else TrainConfig()
     config = flagged_config(args, base, is_named)
@@ -78,16 +82,6 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         json.dump(document, file)
     page = write_rates_page(out, document, config.model or config.shape or "model")
     return document | {"report": str(page)}
-
-
-def _ends(text: str) -> tuple[float, float]:
-    low, dots, high = text.partition("..")
-    try:
-        if not dots:
-            raise ValueError
-        return float(low), float(high)
-    except ValueError:
-        raise UsageError(f"--range is {text!r}; give two rates as 1e-6..1") from None
 
 
 def render(document: dict[str, Any], console: Console) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
@@ -40,11 +41,17 @@ from ridgeline.tuning.searching.config import (
     parse_space,
 )
 from ridgeline.tuning.searching.halving import Rungs
-from ridgeline.tuning.searching.journal import DESCRIPTION, open_journal, read_description
+from ridgeline.tuning.searching.journal import (
+    DESCRIPTION,
+    check_folder,
+    open_journal,
+    read_description,
+)
 from ridgeline.tuning.searching.outcome import study_document
 from ridgeline.tuning.searching.processes import opened_trials
 from ridgeline.tuning.searching.search import SearchBudget, SearchLoop, SearchOrder, check_any
 from ridgeline.tuning.searching.trials import TrialPlace, trim
+from ridgeline.tuning.short_run import plan_short
 
 EXAMPLE = """\
 ridgeline tune search demo --data book.txt --steps 200 --budget 2h --out study
@@ -79,19 +86,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="WHAT",
         help="networks of equal parameters or flops (default: free)",
     )
-    search.add_argument("--budget", metavar="TIME", help="how long: 90s, 30m, 2h")
-    search.add_argument(
-        "--runs", type=float, metavar="N", help="instead: as much work as N whole runs"
-    )
-    search.add_argument(
-        "--one-in", type=int, metavar="N", help="one of N trials goes on (default: 3)"
-    )
-    search.add_argument(
-        "--rungs", type=int, metavar="N", help="times that a whole trial is judged (default: 3)"
-    )
-    search.add_argument(
-        "--search-seed", type=int, metavar="N", help="of what is tried (default: 0)"
-    )
     search.add_argument(
         "--parallel", type=int, default=1, metavar="N", help="trials at once (default: 1)"
     )
@@ -100,12 +94,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="trials as Ray tasks, on the cluster of RAY_ADDRESS or on this machine",
     )
+    add_search_arguments(parser, Rungs())
+    add_flags(parser, TrainConfig)
+
+
+def add_search_arguments(parser: argparse.ArgumentParser, usual: Rungs) -> None:
+    """How long, how trials go on, and where the study lies."""
+    search = group(parser, "search")
+    search.add_argument("--budget", metavar="TIME", help="how long: 90s, 30m, 2h")
+    search.add_argument(
+        "--runs", type=float, metavar="N", help="instead: as much work as N whole runs"
+    )
+    search.add_argument(
+        "--one-in", type=int, metavar="N", help=f"one of N trials goes on (default: {usual.keep})"
+    )
+    search.add_argument(
+        "--rungs",
+        type=int,
+        metavar="N",
+        help=f"times that a whole trial is judged (default: {usual.num})",
+    )
+    search.add_argument(
+        "--search-seed", type=int, metavar="N", help="of what is tried (default: 0)"
+    )
     output = group(parser, "run")
     output.add_argument(
         "--out", type=Path, metavar="STUDY", required=True, help="folder of the study"
     )
     output.add_argument("--resume", action="store_true", help="go on with the study")
-    add_flags(parser, TrainConfig)
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
@@ -115,6 +131,9 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         raise UsageError(f"--parallel is {args.parallel}; give at least 1")
     check_complete(config.base)
     device = detect(args.device).device
+    check_folder(args.out, config.to_json(), args.resume)
+    if not args.resume:  # what is wrong with model, data or memory leaves no folder
+        plan_short(config.base, device=device)
     place = TrialPlace(config, str(args.out.resolve()), device)
     order = SearchOrder(config.space, budget, config.rungs, config.seed, config.firsts)
     subject = config.base.model or config.base.shape or "model"
@@ -182,8 +201,8 @@ def named_search(text: str) -> SearchConfig | TrainConfig:
     return config
 
 
-def news(whole: WholeRun, place: TrialPlace) -> Any:
-    """Shows where a search stands, and removes what no trial will need."""
+def news_of(whole: WholeRun) -> Callable[[SearchLoop], None]:
+    """Shows where a search stands."""
 
     def tell(loop: SearchLoop) -> None:
         best, trials = loop.best, loop.trials
@@ -200,15 +219,29 @@ def news(whole: WholeRun, place: TrialPlace) -> Any:
                 0 if budget.runs is None else int(budget.runs),
             )
         )
+
+    return tell
+
+
+def news(whole: WholeRun, place: TrialPlace) -> Any:
+    """Shows where a search stands, and removes what no trial will need."""
+    show = news_of(whole)
+
+    def tell(loop: SearchLoop) -> None:
+        show(loop)
+        best = loop.best
         likely = sorted(loop.expected, key=loop.expected.__getitem__)
-        kept = {*likely[:MOST_KEPT], *(t.number for t in trials if t.number not in loop.expected)}
+        kept = {
+            *likely[:MOST_KEPT],
+            *(t.number for t in loop.trials if t.number not in loop.expected),
+        }
         with suppress(OutputError):
             trim(place, kept | ({best.number} if best is not None else set()))
 
     return tell
 
 
-def render(document: dict[str, Any], console: Console) -> None:
+def render_trials(document: dict[str, Any], console: Console) -> None:
     console.print(headline(document), soft_wrap=True, markup=False)
     console.print(lead(document), soft_wrap=True, markup=False, style="dim")
     console.print()
@@ -223,6 +256,10 @@ def render(document: dict[str, Any], console: Console) -> None:
         table.add_row(f"#{trial['number']}", point_words(trial["point"]), *losses)
     console.print(table)
     console.print()
+
+
+def render(document: dict[str, Any], console: Console) -> None:
+    render_trials(document, console)
     if document["train"] is not None:
         console.print(
             f"ridgeline train {document['train']} --out RUN  # a run with these settings",

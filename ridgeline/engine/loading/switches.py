@@ -1,4 +1,4 @@
-"""What a recipe switches for the time of a step: torch's tf32, and choices made for this GPU. Both
+"""What a recipe switches for the time of a step: torch's tf32, and choices made for this GPU. These
 are states of the process, so they are put back behind every step: engines with other recipes may
 live beside.
 
@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 import torch
 
 from ridgeline.errors import UnsupportedError
-from ridgeline.kernels.autotune import untuned
+from ridgeline.kernels.autotune import at_places, parse_places, untuned
 from ridgeline.recipe import Recipe
 
 Switches = Callable[[], AbstractContextManager[None]]
@@ -21,7 +21,7 @@ Switches = Callable[[], AbstractContextManager[None]]
 
 def switches(recipe: Recipe) -> Switches:
     """What to enter around each step. As nothing is switched in most recipes, mostly nothing."""
-    if recipe.tuned and not recipe.tf32:
+    if recipe.tuned and not recipe.tf32 and not recipe.tiles:
         return nullcontext
     return lambda: _switched(recipe)
 
@@ -31,6 +31,8 @@ def _switched(recipe: Recipe) -> Iterator[None]:
     with ExitStack() as stack:
         if not recipe.tuned:
             stack.enter_context(untuned())
+        if recipe.tiles:
+            stack.enter_context(at_places(parse_places(recipe.tiles)))
         if recipe.tf32:
             stack.enter_context(_tf32())
         yield
@@ -55,11 +57,21 @@ def check_switches(recipe: Recipe, device: str) -> None:
         raise UnsupportedError(
             "--no-tuned chooses between kernels of a GPU, and the device is a CPU; remove it"
         )
+    if recipe.tiles and device == "cpu":
+        raise UnsupportedError(
+            "--tiles chooses among kernels of a GPU, and the device is a CPU; remove it"
+        )
+    if recipe.tiles and not recipe.tuned:
+        raise UnsupportedError("--tiles chooses among tuned kernels; remove --no-tuned")
     if recipe.tf32 and recipe.dtype != "fp32":
         raise UnsupportedError(
             f"tf32 rounds products of fp32, and the dtype is {recipe.dtype}; remove --tf32"
         )
-    for switched, what in ((recipe.tf32, "tf32"), (not recipe.tuned, "no tuned kernels")):
+    for switched, what in (
+        (recipe.tf32, "tf32"),
+        (not recipe.tuned, "no tuned kernels"),
+        (bool(recipe.tiles), "other tiles"),
+    ):
         for is_set, other in (
             (recipe.deterministic, "deterministic"),
             (recipe.parallel.num_ranks > 1, "several ranks"),

@@ -87,7 +87,8 @@ def lead(document: Mapping[str, Any]) -> str:
             f"The best lies at the end of the range of {', '.join(document['edges'])}: it may lie "
             "beyond."
         )
-    return " ".join(parts)
+    parts.append(document.get("note", ""))
+    return " ".join(filter(None, parts))
 
 
 def point_words(point: Mapping[str, Any]) -> str:

@@ -3,9 +3,9 @@ loss stays, falls, flattens, and at some rate climbs again.
 
 Of each seed: the rates at which the loss has begun to fall (a tenth of its whole fall), falls
 fastest, flattens (nine tenths), and where it has climbed back by a tenth, or is no number. Between
-the last two a rate trains; where the loss is lowest there says little, for it hardly changes. The
-suggestion is TIMES the rate where it flattens, in the geometric mean over seeds, with the 95%
-interval of that mean.
+the last two a rate trains; where the loss is lowest there says little, for it hardly changes. A
+seed's rate is TIMES the one where it flattens, and no more than a share of the one where it climbs;
+the suggestion is the geometric mean over seeds, with the 95% interval of that mean.
 
     verdict = verdict_of(rates, [losses_of_seed_0, losses_of_seed_1])
     verdict.suggested, verdict.low, verdict.high
@@ -22,6 +22,8 @@ from statistics import fmean, stdev
 from ridgeline.quality.intervals import t_quantile
 
 TIMES = 2.0  # the rate where the loss flattens: see docs/tuning.md for what it was held against
+BELOW = 0.5  # of the rate where the loss climbs again: a suggestion keeps so far away from it
+APART = 10.0  # times the lower end of the interval: beyond it seeds do not agree
 SMOOTHED = 0.1  # of the steps: the width of the window of means
 BEGUN, FLAT, CLIMBED = 0.1, 0.9, 0.1  # of the whole fall
 
@@ -55,7 +57,7 @@ def verdict_of(rates: Sequence[float], runs: Sequence[Sequence[float]]) -> RateV
             None, None, None, seeds, "the loss does not fall anywhere in the range; give more "
             "--range-steps, or a range that begins lower",
         )  # fmt: skip
-    logs = [math.log(TIMES * rate) for rate in flat]
+    logs = [math.log(rate_of(seed)) for seed in seeds]
     middle = fmean(logs)
     reach = t_quantile(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
     problem = ""
@@ -64,9 +66,18 @@ def verdict_of(rates: Sequence[float], runs: Sequence[Sequence[float]]) -> RateV
             f"the loss has not climbed again at {rates[-1]:.2g}, the end of the range; the best "
             "rate may be higher: give a range that ends higher"
         )
+    elif 2 * reach > math.log(APART):
+        problem = "the seeds do not agree; give more --seeds, or more --range-steps"
     return RateVerdict(
         math.exp(middle), math.exp(middle - reach), math.exp(middle + reach), seeds, problem
     )
+
+
+def rate_of(seed: SeedRates) -> float:
+    """That this seed speaks for."""
+    assert seed.flattens_at is not None, "verdict_of"
+    rate = TIMES * seed.flattens_at
+    return rate if seed.diverges_at is None else min(rate, BELOW * seed.diverges_at)
 
 
 def seed_rates(rates: Sequence[float], losses: Sequence[float]) -> SeedRates:

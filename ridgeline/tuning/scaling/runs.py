@@ -7,6 +7,7 @@ with, the tokens that were learned, the held-out loss at the end.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
 
 def law_points(folders: Sequence[Path]) -> tuple[list[LawPoint], list[str]]:
     """And why the others were left out. Runs on different text are refused."""
-    points, left_out = list[LawPoint](), list[str]()
+    points, configs, left_out = list[LawPoint](), list[TrainConfig](), list[str]()
     texts: dict[tuple[str | None, float], Path] = {}
     for folder in folders:
         config = load_config(folder)
@@ -51,13 +52,37 @@ def law_points(folders: Sequence[Path]) -> tuple[list[LawPoint], list[str]]:
             continue
         texts.setdefault((config.data.path, config.data.held_out), folder)
         points.append(_point(folder))
+        configs.append(replace(config, seed=0))
     if len(texts) > 1:
         (one, first), (other, second) = list(texts.items())[:2]
         raise UsageError(
             f"{first} was held to {one[0]} and {second} to {other[0]}: losses of different text "
             "do not compare; give runs on the same --data with the same --held-out"
         )
-    return points, left_out
+    kept, beaten = _best_settings(points, configs)
+    return kept, left_out + beaten
+
+
+def _best_settings(
+    points: Sequence[LawPoint], configs: Sequence[TrainConfig]
+) -> tuple[list[LawPoint], list[str]]:
+    """Of runs with as many parameters and tokens those with the settings that ended lowest, of any
+    seed: a law is of the best that a size can do.
+    """
+    kept, left_out = list[LawPoint](), list[str]()
+    for point, config in zip(points, configs, strict=True):
+        size = (round(point.parameters), round(point.tokens))
+        same = [
+            (other, own)
+            for other, own in zip(points, configs, strict=True)
+            if (round(other.parameters), round(other.tokens)) == size
+        ]
+        best, settings = min(same, key=lambda each: each[0].loss)
+        if config == settings:
+            kept.append(point)
+        else:
+            left_out.append(f"{point.name}: {best.name}, of its size and tokens, ended lower")
+    return kept, left_out
 
 
 def _problem(config: TrainConfig, rows: Sequence[dict[str, Any]]) -> str | None:

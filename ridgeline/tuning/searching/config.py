@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 from ridgeline.errors import UsageError, near_matches
-from ridgeline.formats.fields import dotted_fields, flag_of, hints
+from ridgeline.formats.fields import dotted_fields, flag_of
 from ridgeline.models.shapes import describe_shape
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.config_file import VERSION, parse_config
@@ -28,6 +27,7 @@ from ridgeline.tuning.searching.space import (
     Point,
     SearchSpace,
     Setting,
+    field_kind,
     parse_choices,
 )
 
@@ -134,14 +134,7 @@ def kind_of(flag: str) -> type:
     if flag not in names:
         hint = near_matches(flag, [*names, *SHAPE_PARTS])
         raise UsageError(f"--over {flag}: `ridgeline train` has no flag --{flag}{hint}")
-    hint_type: Any = TrainConfig
-    for part in names[flag].split("."):
-        hint_type = hints(hint_type)[part]
-    if get_origin(hint_type) is Literal:
-        return str
-    kinds = [kind for kind in get_args(hint_type) or (hint_type,) if kind is not NoneType]
-    kind: type = kinds[0]
-    return kind
+    return field_kind(TrainConfig, names[flag])
 
 
 def parse_space(texts: list[str], base: TrainConfig) -> SearchSpace:

@@ -57,6 +57,7 @@ class SearchBudget:
 
     runs: float | None = None  # as much work as so many whole runs
     seconds: float | None = None
+    shorter: str = "--steps for shorter runs"  # what makes a trial shorter, for advice
 
     def __post_init__(self) -> None:
         if (self.runs is None) == (self.seconds is None):
@@ -210,8 +211,8 @@ class SearchLoop:
         if run_s > budget.seconds and not any(trial.reached > 1 for trial in trials):
             raise UsageError(
                 f"--budget is {clock_words(budget.seconds)} (minutes:seconds), too small for one "
-                f"trial: a whole run takes about {clock_words(run_s)}; give more, or --steps for "
-                "shorter runs"
+                f"trial: a whole run takes about {clock_words(run_s)}; give more, or "
+                f"{budget.shorter}"
             )
 
 

@@ -14,9 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 from ridgeline.errors import UsageError, near_matches
+from ridgeline.formats.fields import hints
 
 Setting = float | int | str | bool
 Point = dict[str, Setting]
@@ -175,6 +177,18 @@ class SearchSpace:
 
     def to_json(self) -> dict[str, Any]:
         return {name: choices.to_json() for name, choices in self.entries}
+
+
+def field_kind(config: type[Any], name: str) -> type:
+    """What the field with this dotted name takes: float for `optimizer.lr`; str for words."""
+    hint: Any = config
+    for part in name.split("."):
+        hint = hints(hint)[part]
+    if get_origin(hint) is Literal:
+        return str
+    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
+    kind: type = kinds[0]
+    return kind
 
 
 def parse_choices(name: str, text: str, kind: type) -> Choices:

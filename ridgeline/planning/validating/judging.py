@@ -24,11 +24,17 @@ class JudgedRow:
 
     id: str
     source: str
-    kind: str  # "step", "peak", "steady"
+    kind: str  # "step", "peak", "steady", "activations"; "out of memory" with its limit
     predicted: float | None
     measured: float | None  # None: it ran out of memory
     family: str = ""
+    limit: int = 0  # bytes that were there, where it ran out of memory
     refused: str = ""
+
+    @property
+    def is_wrong_fit(self) -> bool:
+        """It ran out of memory, and would have been called fitting."""
+        return self.limit > 0 and self.predicted is not None and self.predicted <= self.limit
 
     @property
     def error(self) -> float | None:
@@ -45,6 +51,7 @@ class SourceErrors:
     num: int
     median: float  # of the sizes
     p90: float
+    p95: float
     bias: float  # median with its sign: above zero, predictions were too high
     is_fitted: bool  # constants were fitted to it
 
@@ -95,8 +102,10 @@ def by_source(rows: Sequence[JudgedRow], fitted_to: Sequence[str]) -> list[Sourc
 
 def errors_of(source: str, kind: str, errors: Sequence[float], is_fitted: bool) -> SourceErrors:
     sizes = sorted(map(abs, errors))
-    p90 = sizes[math.ceil(0.9 * len(sizes)) - 1]
-    return SourceErrors(source, kind, len(errors), median(sizes), p90, median(errors), is_fitted)
+    p90, p95 = (sizes[math.ceil(share * len(sizes)) - 1] for share in (0.9, 0.95))
+    return SourceErrors(
+        source, kind, len(errors), median(sizes), p90, p95, median(errors), is_fitted
+    )
 
 
 def worst(rows: Sequence[JudgedRow], count: int = 10) -> list[JudgedRow]:

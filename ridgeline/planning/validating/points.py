@@ -132,7 +132,7 @@ def setups_of(row: Row) -> list[TrainSetup]:
     if stack is None:
         raise RefusedRowError(f"the software of {row['group']!r} is not known")
     model, sequence = model_of(row), _sequence(row)
-    layout = _layout(row)
+    layout = layout_of(row)
     model = _divisible(model, layout)
     batch = _batch(row, layout, sequence)
     setups = []
@@ -160,7 +160,7 @@ def _sequence(row: Row) -> int:
     return known
 
 
-def _layout(row: Row) -> Layout:
+def layout_of(row: Row) -> Layout:
     tensor, pipeline = number(row, "tp"), number(row, "pp") or 1
     if tensor is None:
         raise RefusedRowError("tp is not given")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,25 @@ from rich.table import Table
 from ridgeline.cli.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import UsageError
+from ridgeline.hardware.units import human_bytes
 from ridgeline.planning.training.constants import load_fitted
 from ridgeline.planning.validating.judging import (
     JudgedRow,
     by_source,
     errors_of,
     judge_steps,
+    sweep_of,
     worst,
 )
+from ridgeline.planning.validating.memory_points import FITTED_TO as MEMORY_FITTED_TO
+from ridgeline.planning.validating.memory_points import judge_memory, read_memory_points
 from ridgeline.planning.validating.points import read_points
 from ridgeline.planning.validating.serve_judging import CALIBRATING, judge_serving
 from ridgeline.planning.validating.serve_points import read_serve_points
 from ridgeline.profiling.printing import safe_text
 
 FILES = ("train.csv", "memory.csv", "serve.csv")
+SWEEP = "bloom_layouts"  # a source that tried layouts for one size of model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,7 +114,7 @@ def _layouts(rows: list[JudgedRow]) -> dict[str, Any] | None:
     sweep = [row for row in rows if row.kind == "step" and row.source == SWEEP and row.predicted]
     if not sweep:
         return None
-    return {"source": SWEEP, **sweep_figures(sweep)}
+    return {"source": SWEEP, **asdict(sweep_of(sweep))}
 
 
 def render(document: dict[str, Any], console: Console) -> None:
@@ -126,6 +132,19 @@ def render(document: dict[str, Any], console: Console) -> None:
     console.print(table)
     share = document["num_predicted"] / document["num"]
     console.print(f"{document['num_predicted']} of {document['num']} rows predicted ({share:.1%})")
+    for row in document["out_of_memory"]:
+        verdict = "WRONGLY called fitting" if row["is_wrong_fit"] else "predicted not to fit"
+        console.print(
+            safe_text(f"{row['id']} ran out of memory: {verdict} "
+                      f"({human_bytes(int(row['predicted']))} of {human_bytes(row['limit'])})")
+        )  # fmt: skip
+    sweep = document["layouts"]
+    if sweep is not None:
+        console.print(
+            safe_text(f"{sweep['num']} layouts of {sweep['source']}: rank correlation "
+                      f"{sweep['rank_correlation']:.2f}; the first choice ({sweep['first']}) is "
+                      f"{sweep['regret']:.1%} from the best ({sweep['best']})")
+        )  # fmt: skip
     console.print("the worst:")
     for row in document["worst"]:
         console.print(

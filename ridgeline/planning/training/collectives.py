@@ -22,7 +22,8 @@ ELEMENT = 2  # bytes of an activation, and of a weight that is gathered
 
 
 def wires_of(pool: GpuPool) -> Wires:
-    return Wires(pool.link_bytes_s, pool.network_bytes_s, pool.node.joint in ("switch", "mesh"))
+    is_switched = pool.node.joint in ("switch", "mesh")
+    return Wires(pool.link_bytes_s, pool.network_bytes_s, is_switched, pool.curves)
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,17 @@ class Sends:
         if layer.experts is None or layout.expert == 1:
             return 0.0
         rows = self.setup.micro_tokens * layer.experts.experts_per_token
-        moved = rows * self.setup.model.hidden_size * ELEMENT
+        moved = rows * self.setup.model.hidden_size * ELEMENT * self._joined(layer)
         return 2 * self.over("expert", "all-to-all", float(moved))
+
+    def _joined(self, layer: LayerConfig) -> float:
+        """Share of the rows that are left where a token's rows for one node go together."""
+        assert layer.experts is not None
+        place = place_of(self.setup.layout.expert, self.stride("context"), self.pool.domain)
+        chosen = layer.experts.experts_per_token
+        if not self.setup.stack.joins_rows or place.nodes == 1:
+            return 1.0
+        return place.nodes * (1 - (1 - 1 / place.nodes) ** chosen) / chosen
 
     def shard_s(self, layer: LayerConfig) -> tuple[float, float]:
         """To gather a layer's weights, and to share out its gradients' sums."""

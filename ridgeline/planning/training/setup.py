@@ -44,6 +44,7 @@ class Stack:
     logit_copies: float = 0.0  # bytes of each logit, where they are
     slowness: float = 1.0  # of all it computes: a mode that is known to be slower
     is_full_attention: bool = False  # pairs that cannot see each other are computed too
+    joins_rows: bool = False  # a token goes to a node once, however many of its experts are there
     even_stages: bool = True  # as many layers on each; else cut by what layers and head cost
 
 

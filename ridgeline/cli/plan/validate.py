@@ -99,8 +99,9 @@ def summary(rows: list[JudgedRow], fitted_to: Collection[tuple[str, str]]) -> di
             asdict(errors_of("all", kind, errors, False)) for kind, errors in together.items()
         ],
         "layouts": _layouts(rows),
-        "out_of_memory": [asdict(row) | {"is_wrong_fit": row.is_wrong_fit} for row in rows
-                          if row.limit],
+        "out_of_memory": [
+            asdict(row) | {"is_wrong_fit": row.is_wrong_fit} for row in rows if row.limit
+        ],
         "worst": [asdict(row) | {"error": row.error} for row in worst(rows)],
         "refused": [
             {"source": source, "reason": reason, "num": count}

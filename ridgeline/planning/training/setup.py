@@ -19,7 +19,7 @@ from ridgeline.training.config import Recomputation
 
 # "scores": all pairs are written out; the others never have them in memory.
 AttentionKernel = Literal["scores", "flash", "flash2", "cudnn"]
-Units = Literal["bf16", "fp16", "fp8", "fp4"]
+Units = Literal["bf16", "fp16", "fp8", "fp4", "fp32"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class Stack:
     even_stages: bool = True  # as many layers on each; else cut by what layers and head cost
 
 
-RIDGELINE = Stack("ridgeline", master_bytes=6.0, even_stages=False)  # 16 bits that bf16 lacks, moments in bf16
+RIDGELINE = Stack(
+    "ridgeline", master_bytes=6.0, even_stages=False
+)  # 16 bits that bf16 lacks, moments in bf16
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,16 @@ class TrainSetup:
     # Share of the layers' products that the backward pass computes again; None: as the level says.
     products_again: float | None = None
     scores_again: bool = False  # attention's core alone is computed again
+    device: Literal["cuda", "cpu"] = "cuda"  # what ranks run on
 
     @property
     def num_micro(self) -> int:
         return max(1, self.batch // (self.layout.size_of("data") * self.micro))
+
+    @property
+    def element_bytes(self) -> int:
+        """Of an activation, and of a weight that is gathered."""
+        return 4 if self.units == "fp32" else 2
 
     @property
     def tokens(self) -> int:

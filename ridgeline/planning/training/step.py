@@ -123,7 +123,7 @@ def least_step_s(setup: TrainSetup, pool: GpuPool, fitted: Fitted) -> float:
     times = _Rank(alone, pool, fitted)
     kinds = Counter(setup.model.layers)
     total = times.head().total + sum(n * times.layer(kind).total for kind, n in kinds.items())
-    return total * setup.num_micro / setup.layout.pipeline
+    return total * setup.num_micro / setup.layout.pipeline * fitted.least_correction
 
 
 def _heaviest(layout: Layout, stages: list[LayerTimes]) -> list[LayerTimes]:

@@ -160,8 +160,10 @@ def _form(row: Row) -> MemoryForm:
     group, text = row["group"], row["recompute"]
     if group == "korthikanti2022":
         is_selective = text.startswith("selective")
-        return replace(FIRST_FIGURE, scores="kept", saves="all") if not is_selective else (
-            FIRST_FIGURE
+        return (
+            replace(FIRST_FIGURE, scores="kept", saves="all")
+            if not is_selective
+            else (FIRST_FIGURE)
         )
     if group in ("bloom_layouts", "bloom"):
         day = re.search(r"; (\d\d-\d\d);", row["technique"])
@@ -262,4 +264,3 @@ def judge_memory(points: Iterable[MemoryPoint]) -> list[JudgedRow]:
             if measured is not None:
                 rows.append(JudgedRow(point.id, point.source, kind, predicted, measured))
     return rows
-

@@ -1,6 +1,6 @@
-"""`bench collectives`: how long ranks take for what they do together, by collective, size and number
-of ranks, measured here (gloo between processes of a CPU, NCCL or RCCL between GPUs) and kept for
-plans (hardware/collective_curves.py).
+"""`bench collectives`: how long ranks take for what they do together, by collective, size and
+number of ranks, measured here (gloo between processes of a CPU, NCCL or RCCL between GPUs) and
+kept for plans (hardware/collective_curves.py).
 
     result = measure_collectives("cpu", group_sizes=(2,), sizes=sizes_to(64 << 20))
     result.curves[0].seconds(1 << 20)

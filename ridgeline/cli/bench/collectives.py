@@ -1,5 +1,5 @@
-"""`ridgeline bench collectives`: all-reduce, all-gather, reduce-scatter, all-to-all and send between
-this machine's devices, by size; kept beside the ceilings, where plans find them.
+"""`ridgeline bench collectives`: all-reduce, all-gather, reduce-scatter, all-to-all and send
+between this machine's devices, by size; kept beside the ceilings, where plans find them.
 
     ridgeline bench collectives
     torchrun --nproc-per-node 8 -m ridgeline bench collectives       # of several nodes too
@@ -48,8 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument("--ranks", type=int, metavar="N",
                       help="at most so many devices together (default: all GPUs, or the cores of "
                       "a CPU, up to 8)")  # fmt: skip
-    work.add_argument("--most-mib", type=int, metavar="N",
-                      help="the largest message (default: 1024 between GPUs, 64 on a CPU)")  # fmt: skip
+    work.add_argument(
+        "--most-mib", type=int, metavar="N",
+        help="the largest message (default: 1024 between GPUs, 64 on a CPU)",
+    )  # fmt: skip
     work.add_argument("--only", action="append", choices=NAMES, metavar="NAME",
                       help=f"of {', '.join(NAMES)} (repeat for several)")  # fmt: skip
     add_save(parser)

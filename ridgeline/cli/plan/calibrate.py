@@ -93,7 +93,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     pairs = [(step["predicted"], step["measured"]) for step in steps]
     parts = ratios(pairs)
     corrections = Corrections(
-        alone.device_name, parts, error_of(pairs, parts),
+        alone.device_name, parts, error_of(pairs),
         datetime.now(UTC).isoformat(timespec="seconds"), steps,
     )  # fmt: skip
     return {

@@ -35,8 +35,8 @@ from ridgeline.planning.search.best import SLOWER
 from ridgeline.planning.search.sizes import joined_pool, search_sizes
 from ridgeline.planning.search.space import Wanted, check_batch
 from ridgeline.planning.training.constants import load_fitted
-from ridgeline.profiling.printing import safe_text
 from ridgeline.planning.training.corrections import corrected_for
+from ridgeline.profiling.printing import safe_text
 
 COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kMBGT]?)", re.IGNORECASE)
 FACTORS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}

@@ -36,6 +36,7 @@ from ridgeline.planning.validating.serve_points import read_serve_points
 from ridgeline.profiling.printing import safe_text
 
 FILES = ("train.csv", "memory.csv", "serve.csv")
+MEMORY_KINDS = ("steady", "peak", "activations", "out of memory")
 SWEEP = "bloom_layouts"  # a source that tried layouts for one size of model
 
 
@@ -88,8 +89,8 @@ def summary(rows: list[JudgedRow], fitted_to: Collection[tuple[str, str]]) -> di
                 judged.setdefault(row.kind, []).append(row.error)
     refused = Counter((row.source, row.refused) for row in rows if row.refused)
     return {
-        "num": len({row.id for row in rows}),
-        "num_predicted": len({row.id for row in rows if not row.refused}),
+        "num": len({_row_of(row) for row in rows}),
+        "num_predicted": len({_row_of(row) for row in rows if not row.refused}),
         "sources": [asdict(each) for each in sources],
         "judged": [
             asdict(errors_of("all not fitted to", kind, errors, False))
@@ -110,6 +111,12 @@ def summary(rows: list[JudgedRow], fitted_to: Collection[tuple[str, str]]) -> di
     }
 
 
+def _row_of(row: JudgedRow) -> tuple[str, str]:
+    """Of which file, since files share names of rows."""
+    kind = "memory" if row.kind in MEMORY_KINDS else "step" if row.kind == "step" else "serving"
+    return kind, row.id
+
+
 def _layouts(rows: list[JudgedRow]) -> dict[str, Any] | None:
     """Of a sweep over layouts of one model: whether the fast ones were predicted fast."""
     sweep = [row for row in rows if row.kind == "step" and row.source == SWEEP and row.predicted]
@@ -128,7 +135,8 @@ def render(document: dict[str, Any], console: Console) -> None:
     for row in document["sources"] + document["judged"] + document["together"]:
         table.add_row(
             safe_text(row["source"]), row["kind"], str(row["num"]), f"{row['median']:.1%}",
-            f"{row['p90']:.1%}", f"{row['p95']:.1%}", f"{row['bias']:+.1%}", "fitted to" if row["is_fitted"] else "",
+            f"{row['p90']:.1%}", f"{row['p95']:.1%}", f"{row['bias']:+.1%}",
+            "fitted to" if row["is_fitted"] else "",
         )  # fmt: skip
     console.print(table)
     share = document["num_predicted"] / document["num"]

@@ -1,5 +1,5 @@
-"""`--gpus here`: a cluster of this machine's own devices, by what was measured of them. A CPU is one
-rank, or with `2xhere` two that share its cores and its memory.
+"""`--gpus here`: a cluster of this machine's own devices, by what was measured of them. A CPU is
+one rank, or with `2xhere` two that share its cores and its memory.
 
     this_machine(None).num_gpus
 """

@@ -3,7 +3,8 @@ joined by `+`, or a file (files.py).
 
 Behind `@` stands the network: `ib400` or `roce200` is one card of so many Gbit/s for each GPU,
 `ib400x4` four of them for a node, `ib400/2` half of what the cards carry above the first switches,
-`none` nodes that are not joined. `here` is this machine (here.py). Without it a GPU has the node that it is usually built into.
+`none` nodes that are not joined. Without it a GPU has the node that it is usually built into.
+`here` is this machine (here.py).
 
     parse_cluster("512xH100+256xA100").pools
     parse_cluster("cluster.toml")

@@ -55,8 +55,11 @@ def plan_page(document: Document) -> str:
         sections.append(Section("pipeline", "The pipeline", _timeline(best)))
     if len(document["frontier"]) > 1:
         sections.append(Section("frontier", "Fewer GPUs, or another pool", _frontier(document)))
+    if document["why_nots"]:
+        sections.append(Section("why-not", "Why not otherwise", _why_nots(document)))
     if document["rejected"]:
-        sections.append(Section("rejected", "Why not another layout", _rejected(document)))
+        sections.append(Section("rejected", "Faster by their products, and out of memory",
+                                _rejected(document)))  # fmt: skip
     return page(
         f"Plan of {document['model']} · Ridgeline",
         element("b", document["model"]),
@@ -89,8 +92,7 @@ def _plans(document: Document) -> Markup:
         Interval(
             f"{plan['number']}", plan["tokens_per_s"]["value"], plan["tokens_per_s"]["low"],
             plan["tokens_per_s"]["high"],
-            f"{plan['layout_words'].replace(',', ', ')}; micro-batch {plan['micro_batch']}, "
-            f"recomputation {plan['recomputation']}",
+            setting_words(plan),
         )
         for plan in document["plans"]
     ]  # fmt: skip
@@ -195,12 +197,33 @@ def _cost(row: Document) -> str:
     return words
 
 
+def _why_nots(document: Document) -> Markup:
+    columns = (Column("why not"), Column("a step", is_number=True), Column("because"),
+               Column("the best such setting"))  # fmt: skip
+    rows = [
+        (
+            each["question"],
+            "no room" if each["slower"] is None else f"{each['slower']:+.0%}",
+            each["reason"] + (f"; fits with {each['remedy']}" if each["remedy"] else ""),
+            setting_words(each),
+        )
+        for each in document["why_nots"]
+    ]
+    return table(columns, rows, "What else was asked, and planned")
+
+
+def setting_words(each: Document) -> str:
+    return (
+        f"{each['layout_words'].replace(',', ', ')}; micro-batch {each['micro_batch']}, "
+        f"recomputation {each['recomputation']}"
+    )
+
+
 def _rejected(document: Document) -> Markup:
     columns = (Column("layout"), Column("why not"), Column("what fits"))
     rows: Sequence[tuple[str, str, str]] = [
         (
-            f"{each['layout_words'].replace(',', ', ')}; micro-batch {each['micro_batch']}, "
-            f"recomputation {each['recomputation']}",
+            setting_words(each),
             each["reason"],
             each["remedy"],
         )

@@ -1,6 +1,6 @@
-"""Why not otherwise? The questions that a plan raises (no pipeline? another `tensor`? nothing computed
-again?), each answered by a search of its own: what the best such setting costs, or what of it does
-not fit and the smallest change, planned again, with which it would.
+"""Why not otherwise? The questions that a plan raises (no pipeline? another `tensor`? nothing
+computed again?), each answered by a search of its own: what the best such setting costs, or what of
+it does not fit and the smallest change, planned again, with which it would.
 
     for each in why_nots(result, pool, fitted): print(each.question, each.reason, each.remedy)
 """

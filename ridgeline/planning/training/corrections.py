@@ -37,6 +37,7 @@ MEASURED_PARTS: Mapping[str, tuple[str, ...]] = {
 SAME_AS = {"copies": "element-wise", "host": "launches"}  # names that a profile has besides
 LEAST, MOST = 0.02, 50.0  # beyond, something else than what was predicted was measured
 LEAST_ERROR = 0.1  # measurements of whole steps differ by as much
+ERROR_OF_ONE = 0.4  # where a single step was measured, and none other could judge it
 log = logging.getLogger(__name__)
 
 
@@ -120,11 +121,14 @@ def ratios(
 
 
 def error_of(
-    steps: Sequence[tuple[Mapping[str, float], Mapping[str, float]]], parts: Mapping[str, float]
+    steps: Sequence[tuple[Mapping[str, float], Mapping[str, float]]],
 ) -> float:
-    """The largest of whole steps, with corrections."""
+    """The largest of whole steps, each by the corrections that the others alone would give."""
+    if len(steps) == 1:
+        return ERROR_OF_ONE
     sizes = [LEAST_ERROR]
-    for predicted, measured in steps:
+    for index, (predicted, measured) in enumerate(steps):
+        parts = ratios([*steps[:index], *steps[index + 1 :]])
         corrected = sum(
             seconds * parts.get(MEASURED_PARTS[name][0], 1.0) for name, seconds in predicted.items()
         )

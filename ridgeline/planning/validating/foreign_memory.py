@@ -1,5 +1,5 @@
-"""What a GPU holds under other software than Ridgeline's, item by item, so that published figures of
-memory can be predicted: weights, gradients and optimizer by the byte, kept activations by
+"""What a GPU holds under other software than Ridgeline's, item by item, so that published figures
+of memory can be predicted: weights, gradients and optimizer by the byte, kept activations by
 Korthikanti's formula (arXiv 2205.05198) with heads, experts and gates as the model has them.
 
 Ridgeline's own ledger is memory/ledger.py; both share what a rank holds of a model and how many

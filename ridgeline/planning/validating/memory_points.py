@@ -40,14 +40,16 @@ FOREIGN = Stack("foreign")
 # Which sources the constants below were set by, and which they were judged on.
 FITTED_TO = ("mcore_goldens", "bloom_layouts", "ridgeline_h200")
 JUDGED_ON = ("korthikanti2022", "torchtitan", "bloom")
-# Steady figures of Megatron's CI are about 112 MB above weights, gradients and optimizer, whatever the
-# layout; they are those of the last rank, which writes the log.
+# Steady figures of Megatron's CI are about 112 MB above weights, gradients and optimizer, whatever
+# the layout; they are those of the last rank, which writes the log.
 MEGATRON_CI = MemoryForm(overhead_bytes=112e6, device="last")
 FIRST_FIGURE = MemoryForm(counts_table=False)  # 18 bytes of a layer's weight, exactly
 # nvidia-smi's figures of BLOOM's sweep: 12 GiB beside what is counted (context, NCCL, DeepSpeed's
 # buckets, free blocks), and gradients in fp32 beside those in bf16 from the 28th of February.
-DEEPSPEED = MemoryForm(gradient_bytes=2.0, cuts="optimizer", overhead_bytes=12 * GIB,
-                       logit_bytes=14.0, scores="kept", saves="blocks", activation_slack=1.2)  # fmt: skip
+DEEPSPEED = MemoryForm(
+    gradient_bytes=2.0, cuts="optimizer", overhead_bytes=12 * GIB, logit_bytes=14.0, scores="kept",
+    saves="blocks", activation_slack=1.2,
+)  # fmt: skip
 # Tests of transformer_engine's layers whose configs ask for unfused attention, and those whose
 # router takes two experts; others take one.
 UNFUSED = ("te_tp1_pp4_vp1", "tunable_overlap", "pipeline_split", "average_in_collective",
@@ -217,7 +219,7 @@ def _megatron_ci(row: Row) -> tuple[TrainSetup, MemoryForm]:
 
 
 def _writes_scores(name: str, context: int) -> bool:
-    """Attention of the "local" layers, and where a test's config says `attention-backend: unfused`."""
+    """Of "local" layers, and where a test's config says `attention-backend: unfused`."""
     is_local = "mcore_te_" not in name and "memory_speed" not in name and "fp8" not in name
     return context == 1 and (is_local or name.endswith(UNFUSED))
 

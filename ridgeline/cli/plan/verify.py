@@ -19,9 +19,10 @@ from ridgeline.cli.plan.measuring import StepOrder, measured_step
 from ridgeline.cli.plan.models import is_shape
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import HardwareError, UsageError
+from ridgeline.hardware import detect
 from ridgeline.hardware.units import human
 from ridgeline.parallel.layout import Layout
-from ridgeline.planning.clusters.here import this_machine
+from ridgeline.planning.clusters.here import num_here
 from ridgeline.planning.output.document import SCHEMA
 from ridgeline.planning.training.corrections import as_measured
 from ridgeline.profiling.predicting.accuracy import PredictionOutcome, remember
@@ -85,12 +86,13 @@ def load_plan(path: Path) -> dict[str, Any]:
 
 def check_hardware(plan: dict[str, Any], path: Path) -> None:
     """That this machine has what was planned for."""
-    here = this_machine(plan["num_gpus"] if plan.get("kind") == "cpu" else None)
-    is_same = here.device_name == plan["device"] and here.num_gpus >= plan["num_gpus"]
-    if not is_same:
+    here = detect()
+    count = num_here(here)
+    if here.name != plan["device"] or count < plan["num_gpus"]:
+        cores = "cores of " if here.device_type == "cpu" else "x "
         raise HardwareError(
             f"{path} is a plan for {plan['num_gpus']:,} x {plan['device']}, and this machine has "
-            f"{here.num_gpus} x {here.device_name}; run --verify there, or plan for --gpus here"
+            f"{count} {cores}{here.name}; run --verify there, or plan for --gpus here"
         )
 
 

@@ -12,10 +12,9 @@ from dataclasses import replace
 import torch
 
 from ridgeline.errors import UsageError
-from ridgeline.hardware import Hardware, detect
+from ridgeline.hardware import Hardware, detect, measure
 from ridgeline.hardware.fabrics import NodeFabric, usual_node
 from ridgeline.hardware.specs import GIGA, TERA, DeviceSpec, find_spec
-from ridgeline.kernels.ceilings import measure
 from ridgeline.planning.clusters.cluster import GpuPool
 
 NEEDED = ("read_bandwidth", "matrix_fp32", "matrix_bf16")
@@ -27,7 +26,7 @@ def this_machine(count: int | None) -> GpuPool:
     """All its GPUs, or one rank on its CPU, unless `count` says how many."""
     hardware = detect()
     is_cpu = hardware.device_type == "cpu"
-    there = (os.cpu_count() or 1) if is_cpu else torch.cuda.device_count()
+    there = num_here(hardware)
     count = (1 if is_cpu else there) if count is None else count
     if count > there:
         kind = "cores" if is_cpu else "GPUs"
@@ -40,6 +39,11 @@ def this_machine(count: int | None) -> GpuPool:
         node = NodeFabric("this machine", count, "pcie", count, 0, 0.0, CPU_WATTS,
                           hardware.memory_bytes / GIGA, "this machine")  # fmt: skip
     return GpuPool(spec, count, node, kind="cpu" if is_cpu else "cuda")
+
+
+def num_here(hardware: Hardware) -> int:
+    """Devices of that kind; of a CPU its cores, each of which can be a rank."""
+    return (os.cpu_count() or 1) if hardware.device_type == "cpu" else torch.cuda.device_count()
 
 
 def measured_spec(hardware: Hardware, sharers: int) -> DeviceSpec:

@@ -44,15 +44,17 @@ def write_plan_page(document: Document, path: Path) -> None:
 
 
 def plan_page(document: Document) -> str:
-    best = document["plans"][0]
+    best, basis = document["plans"][0], document["basis"]
     sections = [
-        Section("plans", "Plans", _plans(document), document["basis"].capitalize() + "."),
+        Section("plans", "Plans", _plans(document), f"{basis[:1].upper()}{basis[1:]}."),
         Section("time", "Where a step's time goes", _time(best)),
         Section("communication", "What ranks send", _sent(best)),
         Section("memory", "Memory of the stages", _memory(best, document["usable_bytes"])),
     ]
     if best["timeline"]:
         sections.append(Section("pipeline", "The pipeline", _timeline(best)))
+    if best["days"] is not None:
+        sections.append(Section("cost", "What the run costs", _run(document, best)))
     if len(document["frontier"]) > 1:
         sections.append(Section("frontier", "Fewer GPUs, or another pool", _frontier(document)))
     if document["why_nots"]:
@@ -188,6 +190,19 @@ def _frontier(document: Document) -> Markup:
         for row in rows
     ]  # fmt: skip
     return intervals(drawn, title, read=lambda value: f"{value:,.1f}", ends_name="expected")
+
+
+def _run(document: Document, best: Document) -> Markup:
+    """Days, energy and, with prices, money."""
+    kinds = (("days", "days", "{:,.1f}"), ("energy_mwh", "energy, MWh", "{:,.0f}"),
+             ("cost", "money, in the currency of the prices", "{:,.0f}"))  # fmt: skip
+    rows = [
+        (name, *(form.format(best[key][end]) for end in ("value", "low", "high")))
+        for key, name, form in kinds
+        if best[key] is not None
+    ]
+    columns = (Column(""), *(Column(name, is_number=True) for name in ("planned", "least", "most")))
+    return table(columns, rows, f"The run of {document['tokens']:,.0f} tokens")
 
 
 def _cost(row: Document) -> str:

@@ -201,11 +201,19 @@ def plans_table(document: dict[str, Any]) -> Table:
             f"{plan['step_s']['value']:.3g}",
             f"{plan['tokens_per_s']['value']:,.0f}", f"{plan['mfu']['value']:.0%}",
             f"{plan['peak_bytes']['value'] / 2**30:.1f}",
-            *(f"{plan[key]['value']:,.1f}" if key == "days" else f"{plan[key]['value']:,.0f}"
-              for key in keys),
+            *(_run_figure(key, plan[key]["value"]) for key in keys),
             f"±{document['error']:.0%}",
         )  # fmt: skip
     return table
+
+
+def _run_figure(key: str, value: float) -> str:
+    """`480.7` days, `25,605` MWh, `56.7M` of money."""
+    if key == "days":
+        return f"{value:,.1f}"
+    if key == "cost" and value >= 1e6:
+        return f"{value / 1e6:,.1f}M"
+    return f"{value:,.0f}"
 
 
 def parts_words(parts: dict[str, float]) -> str:
@@ -238,7 +246,7 @@ def frontier_table(document: dict[str, Any]) -> Table:
             f"{row['num_gpus']:,} {row['gpu']}",
             f"{row['tokens_per_s']['value']:,.0f}", f"{row['tokens_per_s_gpu']['value']:,.0f}",
             f"{row['mfu']['value']:.0%}",
-            *("–" if row[key] is None else f"{row[key]['value']:,.1f}" for key in keys),
+            *("–" if row[key] is None else _run_figure(key, row[key]["value"]) for key in keys),
         )  # fmt: skip
     return table
 

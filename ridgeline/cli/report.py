@@ -134,7 +134,8 @@ def _render_accuracy(document: dict[str, Any], console: Console) -> None:
     else:
         console.print(_accuracy_table(document))
         console.print(
-            "error: predicted / measured speedup - 1; bias: the same, signed. Next predictions get "
+            "error: predicted / measured - 1, of a speedup or a plan's tokens/s; bias: the same, "
+            "signed. Next predictions get "
             f"an interval of ÷ and × that factor, meant to hold for {document['coverage']:.0%}.",
             style="dim",
         )

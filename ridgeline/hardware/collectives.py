@@ -111,8 +111,10 @@ def seconds(name: CollectiveName, num_bytes: float, place: GroupPlace, wires: Wi
     times = 2.0 if name == "all-reduce" else 1.0
     total = 0.0
     if place.inside > 1:
+        within = wires.curve(name, place.inside)
         moved = num_bytes * (place.inside - 1) / place.inside
-        total += INSIDE_S + times * moved / _inside(name, wires)
+        modelled = INSIDE_S + times * moved / _inside(name, wires)
+        total += modelled if within is None else within.seconds(num_bytes)
     if place.nodes > 1:
         moved = num_bytes / place.inside * (place.nodes - 1) / place.nodes
         rate = ACROSS_SHARE * max(wires.network_bytes_s, 1.0)

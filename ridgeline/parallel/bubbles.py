@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
 from typing import Literal, NamedTuple
 
@@ -170,6 +171,11 @@ def step_span(
 def _orders(layout: Layout, num_micro: int, times: Sequence[PassTimes]) -> list[list[StagePass]]:
     check_micro_batches(layout, num_micro)
     assert len(times) == layout.num_stages, (len(times), layout.num_stages)
+    return _all_orders(layout, num_micro)
+
+
+@lru_cache(maxsize=256)
+def _all_orders(layout: Layout, num_micro: int) -> list[list[StagePass]]:
     return [pass_order(layout, num_micro, index) for index in range(layout.pipeline)]
 
 
@@ -200,9 +206,9 @@ def _ends(
 def _source(own: StagePass, last: int) -> StagePass | None:
     """What another device has to have sent; what is the device's own stands before it in order."""
     if own.kind == "F" and own.stage > 0:
-        return own._replace(stage=own.stage - 1)
+        return StagePass(own.kind, own.stage - 1, own.micro)
     if own.kind in ("B", "I") and own.stage < last:
-        return own._replace(stage=own.stage + 1)
+        return StagePass(own.kind, own.stage + 1, own.micro)
     return None
 
 

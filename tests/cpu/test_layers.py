@@ -158,6 +158,8 @@ ROOMS = {
         "output",
     ],
     "bench": [
+        "collective_ranks",
+        "collectives",
         "kernels",
         "engine",
         "compare",

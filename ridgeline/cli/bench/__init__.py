@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ridgeline.cli.bench import collectives as bench_collectives
 from ridgeline.cli.bench import compare as bench_compare
 from ridgeline.cli.bench import engine as bench_engine
 from ridgeline.cli.bench import kernels as bench_kernels
@@ -18,6 +19,7 @@ from ridgeline.cli.terminal import Terminal
 PARTS: dict[str, tuple[ModuleType, str]] = {
     "kernels": (bench_kernels, "kernels against the hardware limit and against PyTorch"),
     "sequences": (bench_kernels, "kernels that run together: a decode layer, norm and matmul"),
+    "collectives": (bench_collectives, "what ranks do together, by size; plans use the figures"),
     "engine": (bench_engine, "a workload in the engine: throughput, latency, share of the limit"),
     "serve": (bench_serve, "load on any OpenAI-compatible server: latency, goodput, highest rate"),
 }

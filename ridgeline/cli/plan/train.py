@@ -16,13 +16,13 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.parser import group
+from ridgeline.cli.plan.models import model_of as model_of
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import OutOfMemoryError, UsageError
 from ridgeline.formats.files import atomic_write
 from ridgeline.hardware.units import human_bytes
 from ridgeline.models import ModelConfig
 from ridgeline.models.cost import num_parameters
-from ridgeline.models.shapes import SHAPES
 from ridgeline.planning.clusters.cluster import Cluster
 from ridgeline.planning.output.document import (
     TrainAnswer,
@@ -31,12 +31,12 @@ from ridgeline.planning.output.document import (
     train_document,
 )
 from ridgeline.planning.output.page import write_plan_page
+from ridgeline.planning.search.best import SLOWER
 from ridgeline.planning.search.sizes import joined_pool, search_sizes
 from ridgeline.planning.search.space import Wanted, check_batch
 from ridgeline.planning.training.constants import load_fitted
+from ridgeline.planning.training.corrections import corrected_for
 from ridgeline.profiling.printing import safe_text
-from ridgeline.training.config import TrainConfig
-from ridgeline.training.starting_model import untokenized_source
 
 COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kMBGT]?)", re.IGNORECASE)
 FACTORS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
@@ -59,6 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     training.add_argument(
         "--recomputation", choices=("none", "elementwise", "attention", "blocks"),
         help="what is computed again (default: what is fastest)",
+    )  # fmt: skip
+    training.add_argument(
+        "--precision", choices=("bf16", "fp8", "fp16", "fp32"),
+        help="what products are computed in (default: bf16; on a CPU fp32)",
     )  # fmt: skip
     group(parser, "output").add_argument(
         "--out", type=Path, metavar="DIR",
@@ -88,8 +92,14 @@ def run(args: argparse.Namespace, cluster: Cluster, terminal: Terminal) -> dict[
         )
     batch = usual_batch(model, sequence, cluster) if args.batch is None else args.batch
     check_batch(batch, cluster.num_gpus)
-    wanted = Wanted(sequence, batch, "bf16", args.micro_batch, args.recomputation)
-    fitted = load_fitted()
+    if args.micro_batch is not None and args.micro_batch < 1:
+        raise UsageError(f"--micro-batch is {args.micro_batch}; give at least 1 sequence")
+    joined = joined_pool(cluster)
+    precision = args.precision or ("fp32" if joined.kind == "cpu" else "bf16")
+    if joined.rate(precision) is None:
+        raise UsageError(f"--precision {precision}: {joined.gpu.name} does not multiply in it")
+    wanted = Wanted(sequence, batch, precision, args.micro_batch, args.recomputation)
+    fitted = corrected_for(load_fitted(), joined)
     with terminal.progress() as progress:
         searches = search_sizes(model, cluster, wanted, fitted, NUM_PLANS, progress)
     main = searches[0]
@@ -100,11 +110,6 @@ def run(args: argparse.Namespace, cluster: Cluster, terminal: Terminal) -> dict[
     if args.out is not None:
         document["files"] = write_files(document, args.out)
     return document
-
-
-def model_of(name: str) -> ModelConfig:
-    config = TrainConfig(shape=name) if name in SHAPES else TrainConfig(model=name)
-    return untokenized_source(config).description.config
 
 
 def usual_batch(model: ModelConfig, sequence: int, cluster: Cluster) -> int:
@@ -157,24 +162,27 @@ def render(document: dict[str, Any], console: Console) -> None:
     )
     console.print()
     console.print(plans_table(document))
-    for plan in document["plans"]:
-        console.print(f"{plan['number']}  {plan['layout_words']}", soft_wrap=True)
-    console.print(f"sure ±{document['error']:.0%}: {document['basis']}", style="dim")
     best = document["plans"][0]
+    console.print(safe_text(f"recommended: 1, {best['layout_words']}"), soft_wrap=True)
+    for plan in document["plans"][1:]:
+        console.print(safe_text(f"{plan['number']}: {plan['differs']}"), soft_wrap=True)
+    console.print(safe_text(f"sure ±{document['error']:.0%}: {document['basis']}"), style="dim",
+                  soft_wrap=True)  # fmt: skip
     console.print()
-    console.print("where the time of plan 1 goes: " + parts_words(best["parts"]))
-    console.print(stages_words(best, document["usable_bytes"]))
+    console.print("a step of plan 1: " + parts_words(best["parts"]), soft_wrap=True)
+    console.print(stages_words(best, document["usable_bytes"]), soft_wrap=True)
     if len(document["frontier"]) > 1:
         console.print()
         console.print(frontier_table(document))
-    console.print()
-    for line in why_not(document):
-        console.print(safe_text(line))
+    if document["why_nots"]:
+        console.print()
+        console.print(why_not_table(document))
+    console.print(tried_words(document), style="dim", soft_wrap=True)
     file = next(iter(document.get("files", [])), "plan-1.json")
     console.print()
     console.print(safe_text("run it: " + command_of(document, best, file)), soft_wrap=True)
     if "files" not in document:
-        console.print("(--out DIR writes plan-1.json)", style="dim")
+        console.print("(--out DIR writes plan-1.json and a page)", style="dim")
 
 
 def plans_table(document: dict[str, Any]) -> Table:
@@ -193,11 +201,19 @@ def plans_table(document: dict[str, Any]) -> Table:
             f"{plan['step_s']['value']:.3g}",
             f"{plan['tokens_per_s']['value']:,.0f}", f"{plan['mfu']['value']:.0%}",
             f"{plan['peak_bytes']['value'] / 2**30:.1f}",
-            *(f"{plan[key]['value']:,.1f}" if key == "days" else f"{plan[key]['value']:,.0f}"
-              for key in keys),
+            *(_run_figure(key, plan[key]["value"]) for key in keys),
             f"±{document['error']:.0%}",
         )  # fmt: skip
     return table
+
+
+def _run_figure(key: str, value: float) -> str:
+    """`480.7` days, `25,605` MWh, `56.7M` of money."""
+    if key == "days":
+        return f"{value:,.1f}"
+    if key == "cost" and value >= 1e6:
+        return f"{value / 1e6:,.1f}M"
+    return f"{value:,.0f}"
 
 
 def parts_words(parts: dict[str, float]) -> str:
@@ -230,21 +246,35 @@ def frontier_table(document: dict[str, Any]) -> Table:
             f"{row['num_gpus']:,} {row['gpu']}",
             f"{row['tokens_per_s']['value']:,.0f}", f"{row['tokens_per_s_gpu']['value']:,.0f}",
             f"{row['mfu']['value']:.0%}",
-            *("–" if row[key] is None else f"{row[key]['value']:,.1f}" for key in keys),
+            *("–" if row[key] is None else _run_figure(key, row[key]["value"]) for key in keys),
         )  # fmt: skip
     return table
 
 
-def why_not(document: dict[str, Any]) -> list[str]:
-    """What would have been faster and is not possible, and what else is out."""
-    lines = [
-        f"{document['num_settings']:,} settings, {document['num_estimated']:,} estimated; out: "
-        + "; ".join(f"{count:,} {reason}" for reason, count in sorted(
-            document["reasons"].items(), key=lambda entry: -entry[1])[:4])
-    ]  # fmt: skip
-    for each in document["rejected"][:4]:
-        lines.append(
-            f"not {each['layout_words']}, micro-batch {each['micro_batch']}, recomputation "
-            f"{each['recomputation']}: {each['reason']}; {each['remedy']}"
-        )
-    return lines
+def why_not_table(document: dict[str, Any]) -> Table:
+    """What a reader would ask, and what the best such plan costs, or lacks."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0),
+                  title="why not …", title_justify="left")  # fmt: skip
+    table.add_column("", no_wrap=True)
+    table.add_column("a step", justify="right", no_wrap=True)
+    table.add_column("because")
+    for each in document["why_nots"]:
+        slower, reason = each["slower"], each["reason"]
+        if slower is None:
+            reason += f"; fits with {each['remedy']}"
+        table.add_row(
+            safe_text(each["question"]), "no room" if slower is None else f"{slower:+.0%}",
+            safe_text(reason),
+        )  # fmt: skip
+    return table
+
+
+def tried_words(document: dict[str, Any]) -> str:
+    """How far the search went."""
+    reasons = document["reasons"]
+    memory = sum(count for name, count in reasons.items() if name.startswith("memory"))
+    return (
+        f"{document['num_settings']:,} legal settings: {memory:,} need more memory than a GPU has, "
+        f"{reasons.get(SLOWER, 0):,} cannot be faster than these plans, "
+        f"{document['num_estimated']:,} were estimated"
+    )

@@ -8,8 +8,11 @@ Made by parsing.py from `8xH100` or a file; step models, memory plans and search
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
+from ridgeline.hardware.collective_curves import load_curves
+from ridgeline.hardware.collectives import CollectiveCurve
 from ridgeline.hardware.fabrics import NodeFabric
 from ridgeline.hardware.facts import Hardware
 from ridgeline.hardware.specs import GIGA, DeviceSpec
@@ -26,6 +29,9 @@ class GpuPool:
     num_gpus: int
     node: NodeFabric
     price_per_gpu_hour: float | None = None  # in the user's currency; None: no money is shown
+    # Collectives of such GPUs as they were measured on this machine; others are modelled.
+    curves: tuple[CollectiveCurve, ...] = field(default=(), repr=False)
+    kind: Literal["cuda", "cpu"] = "cuda"  # what plans of memory and work are made for
 
     @property
     def num_nodes(self) -> int:
@@ -71,6 +77,12 @@ class GpuPool:
     def power_w(self) -> float:
         """At most, of all its nodes; a part of a node counts as that part."""
         return self.node.power_w * self.num_gpus / self.node.num_gpus
+
+    @property
+    def device_name(self) -> str:
+        """As torch has it, and files of what was measured."""
+        name = self.gpu.device_names[0] if self.gpu.device_names else self.gpu.name
+        return name if self.kind == "cpu" or name.startswith("AMD") else f"NVIDIA {name}"
 
     def hardware(self) -> Hardware:
         """One of its GPUs by its datasheet, for whatever reads ceilings; nothing is measured."""
@@ -129,3 +141,9 @@ class Cluster:
 
     def words(self) -> str:
         return "; ".join(pool.words() for pool in self.pools)
+
+
+def with_curves(cluster: Cluster) -> Cluster:
+    """With the collectives that were measured on this machine between such GPUs."""
+    pools = (replace(pool, curves=load_curves(pool.device_name)) for pool in cluster.pools)
+    return replace(cluster, pools=tuple(pools))

@@ -4,6 +4,7 @@ joined by `+`, or a file (files.py).
 Behind `@` stands the network: `ib400` or `roce200` is one card of so many Gbit/s for each GPU,
 `ib400x4` four of them for a node, `ib400/2` half of what the cards carry above the first switches,
 `none` nodes that are not joined. Without it a GPU has the node that it is usually built into.
+`here` is this machine (here.py).
 
     parse_cluster("512xH100+256xA100").pools
     parse_cluster("cluster.toml")
@@ -20,6 +21,7 @@ from ridgeline.hardware.fabrics import SYSTEMS, NodeFabric, usual_node
 from ridgeline.hardware.specs import SPECS, DeviceSpec
 from ridgeline.planning.clusters.cluster import Cluster, GpuPool
 from ridgeline.planning.clusters.files import load_cluster
+from ridgeline.planning.clusters.here import this_machine
 
 # What people say, and the row of specs.py that is meant.
 SHORT_NAMES = {
@@ -36,7 +38,8 @@ SHORT_NAMES = {
 PART = re.compile(r"(?:(?P<count>[-\d.,_]+)\s*x\s*)?(?P<name>[^@]+?)(?:@(?P<network>.+))?", re.I)
 NETWORK = re.compile(r"(?:ib|roce|eth|efa)(?P<gbit>\d+)(?:x(?P<nics>\d+))?(?:/(?P<over>[\d.]+))?")
 MOST_GPUS = 1_000_000
-EXAMPLES = "8xH100, 1024xH100@ib400, DGX-H200, 2xSuperPOD or a .toml file"
+HERE = "here"
+EXAMPLES = "8xH100, 1024xH100@ib400, DGX-H200, 2xSuperPOD, here or a .toml file"
 
 
 def parse_cluster(text: str) -> Cluster:
@@ -54,6 +57,8 @@ def _pool(part: str) -> GpuPool:
     if match is None:
         raise UsageError(f"--gpus has {part!r}; give e.g. {EXAMPLES}")
     name, count = match["name"].strip(), _count(match["count"], part)
+    if name.lower() == HERE:
+        return this_machine(None if match["count"] is None else count)
     system = SYSTEMS.get(name.lower().replace(" ", "-"))
     if system is not None:
         gpu = _row(system.gpu)

@@ -29,7 +29,9 @@ from ridgeline.training.memory.ranks import passes_held
 # torch, less 0.5 GiB of context (an H200's 141 GB: 139.8 GiB).
 KEPT_BY_DRIVER = 0.012
 CONTEXT_BYTES = 600 << 20
-PRECISION: dict[str, Precision] = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp4": "fp8"}
+KEPT_BY_SYSTEM = 0.15  # of a machine's memory, by everything else on it
+PRECISION: dict[str, Precision] = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp4": "fp8",
+                                   "fp32": "fp32"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def train_config(setup: TrainSetup) -> TrainConfig:
 
 def ledger_of(setup: TrainSetup, devices: Collection[int] | None = None) -> Ledger:
     """`devices`: of these along the pipeline alone."""
-    plans = itemise_stages(setup.model, train_config(setup), "cuda:0", 0, devices=devices)
+    plans = itemise_stages(setup.model, train_config(setup), setup.device, 0, devices=devices)
     numbers = sorted(devices) if devices is not None else range(len(plans))
     return Ledger(
         tuple(
@@ -97,10 +99,16 @@ def least_bytes(setup: TrainSetup) -> int:
     if not count:
         return 0
     own = rank_model(setup, setup.model.layers[0])
-    form = KeptForm(2, setup.recomputation, stream_share=layout.tensor if layout.sequence else 1)
+    form = KeptForm(
+        setup.element_bytes,
+        setup.recomputation,
+        stream_share=layout.tensor if layout.sequence else 1,
+    )
     held = passes_held(layout, setup.num_micro, 0)
     return held * count * setup.micro_tokens * layer_bytes(own, own.layers[0], form)
 
 
 def usable_bytes(pool: GpuPool) -> int:
+    if pool.kind == "cpu":
+        return int(pool.memory_bytes * (1 - KEPT_BY_SYSTEM))
     return int(pool.memory_bytes * (1 - KEPT_BY_DRIVER)) - CONTEXT_BYTES

@@ -13,11 +13,14 @@ from typing import Any
 
 from ridgeline.models.shapes import SHAPES
 from ridgeline.parallel.bubbles import pass_times
+from ridgeline.parallel.layout import AXES
 from ridgeline.planning.clusters.cluster import Cluster, GpuPool
 from ridgeline.planning.memory.ledger import usable_bytes
 from ridgeline.planning.search.best import Plan, RejectedSetup
 from ridgeline.planning.search.sizes import SizedSearch
+from ridgeline.planning.search.why_not import WhyNot
 from ridgeline.planning.training.constants import Fitted
+from ridgeline.planning.training.setup import TrainSetup
 from ridgeline.version import __version__
 
 SCHEMA = 1  # of the document and of plan-N.json; raise it when a field changes its meaning
@@ -54,6 +57,8 @@ def train_document(answer: TrainAnswer) -> dict[str, Any]:
         "model": answer.model,
         "cluster": answer.cluster.words(),
         "gpus": answer.cluster.name,
+        "device": main.pool.device_name,
+        "kind": main.pool.kind,
         "tokens": answer.tokens,
         "sequence": answer.sequence,
         "batch": answer.batch,
@@ -65,6 +70,7 @@ def train_document(answer: TrainAnswer) -> dict[str, Any]:
             for number, plan in enumerate(main.result.plans, 1)
         ],
         "frontier": [frontier_json(each, answer) for each in answer.searches if each.result.plans],
+        "why_nots": [why_not_json(each) for each in main.why_nots],
         "rejected": [rejected_json(each) for each in main.result.rejected],
         "reasons": dict(main.result.reasons),
         "num_settings": main.result.num_settings,
@@ -74,11 +80,27 @@ def train_document(answer: TrainAnswer) -> dict[str, Any]:
 
 def basis_of(fitted: Fitted, pool: GpuPool) -> str:
     """What the numbers rest on, in words."""
+    curves = "; collectives inside a node as measured here" if pool.curves else ""
     if fitted.is_measured:
-        return "corrected by what this machine measured"
+        return f"corrected by what this machine measured (plan --calibrate){curves}"
     if not fitted.knows(pool.gpu.name):
-        return f"not measured here, nor checked against any published run on {pool.gpu.name}"
-    return "not measured here: from published runs on the same kind of GPU"
+        return (
+            f"not measured here, nor checked against any published run on {pool.gpu.name}{curves}"
+        )
+    return f"not measured here: from published runs on the same kind of GPU{curves}"
+
+
+def differences(plan: Plan, best: Plan) -> str:
+    """In which settings it is another than the recommended one: `pipeline=16 (not 32)`."""
+    own, its = settings_of(plan.setup), settings_of(best.setup)
+    changed = [name for name in own if own[name] != its[name]]
+    return ", ".join(f"{name}={own[name]} (not {its[name]})" for name in changed)
+
+
+def settings_of(setup: TrainSetup) -> dict[str, Any]:
+    layout = setup.layout
+    axes = {name: getattr(layout, name) for name in (*AXES, "schedule")}
+    return axes | {"micro-batch": setup.micro, "recomputation": setup.recomputation}
 
 
 def shown_devices(count: int) -> list[int]:
@@ -105,6 +127,8 @@ def plan_json(plan: Plan, pool: GpuPool, answer: TrainAnswer, number: int) -> di
         "number": number,
         "layout": setup.layout.as_json(),
         "layout_words": setup.layout.words(),
+        "num_gpus": setup.layout.size,
+        "differs": differences(plan, answer.main.result.plans[0]),
         "micro_batch": setup.micro,
         "num_micro": setup.num_micro,
         "recomputation": setup.recomputation,
@@ -167,6 +191,19 @@ def frontier_json(each: SizedSearch, answer: TrainAnswer) -> dict[str, Any]:
     }
 
 
+def why_not_json(each: WhyNot) -> dict[str, Any]:
+    setup = each.setup
+    return {
+        "question": each.question,
+        "layout_words": setup.layout.words(),
+        "micro_batch": setup.micro,
+        "recomputation": setup.recomputation,
+        "slower": each.slower,
+        "reason": each.reason,
+        "remedy": each.remedy,
+    }
+
+
 def rejected_json(each: RejectedSetup) -> dict[str, Any]:
     return {
         "layout_words": each.setup.layout.words(),
@@ -180,7 +217,8 @@ def rejected_json(each: RejectedSetup) -> dict[str, Any]:
 
 def plan_file(document: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any]:
     """What `ridgeline train --layout plan-1.json` takes, with what `--verify` compares."""
-    kept = ("schema", "version", "model", "gpus", "cluster", "sequence", "batch", "error")
+    kept = ("schema", "version", "model", "gpus", "cluster", "sequence", "batch", "error",
+            "device", "kind")  # fmt: skip
     own = {key: value for key, value in plan.items() if key not in ("timeline", "stages")}
     return {key: document[key] for key in kept} | own
 

@@ -44,19 +44,24 @@ def write_plan_page(document: Document, path: Path) -> None:
 
 
 def plan_page(document: Document) -> str:
-    best = document["plans"][0]
+    best, basis = document["plans"][0], document["basis"]
     sections = [
-        Section("plans", "Plans", _plans(document), document["basis"].capitalize() + "."),
+        Section("plans", "Plans", _plans(document), f"{basis[:1].upper()}{basis[1:]}."),
         Section("time", "Where a step's time goes", _time(best)),
         Section("communication", "What ranks send", _sent(best)),
         Section("memory", "Memory of the stages", _memory(best, document["usable_bytes"])),
     ]
     if best["timeline"]:
         sections.append(Section("pipeline", "The pipeline", _timeline(best)))
+    if best["days"] is not None:
+        sections.append(Section("cost", "What the run costs", _run(document, best)))
     if len(document["frontier"]) > 1:
         sections.append(Section("frontier", "Fewer GPUs, or another pool", _frontier(document)))
+    if document["why_nots"]:
+        sections.append(Section("why-not", "Why not otherwise", _why_nots(document)))
     if document["rejected"]:
-        sections.append(Section("rejected", "Why not another layout", _rejected(document)))
+        sections.append(Section("rejected", "Faster by their products, and out of memory",
+                                _rejected(document)))  # fmt: skip
     return page(
         f"Plan of {document['model']} · Ridgeline",
         element("b", document["model"]),
@@ -89,8 +94,7 @@ def _plans(document: Document) -> Markup:
         Interval(
             f"{plan['number']}", plan["tokens_per_s"]["value"], plan["tokens_per_s"]["low"],
             plan["tokens_per_s"]["high"],
-            f"{plan['layout_words'].replace(',', ', ')}; micro-batch {plan['micro_batch']}, "
-            f"recomputation {plan['recomputation']}",
+            setting_words(plan),
         )
         for plan in document["plans"]
     ]  # fmt: skip
@@ -188,6 +192,19 @@ def _frontier(document: Document) -> Markup:
     return intervals(drawn, title, read=lambda value: f"{value:,.1f}", ends_name="expected")
 
 
+def _run(document: Document, best: Document) -> Markup:
+    """Days, energy and, with prices, money."""
+    kinds = (("days", "days", "{:,.1f}"), ("energy_mwh", "energy, MWh", "{:,.0f}"),
+             ("cost", "money, in the currency of the prices", "{:,.0f}"))  # fmt: skip
+    rows = [
+        (name, *(form.format(best[key][end]) for end in ("value", "low", "high")))
+        for key, name, form in kinds
+        if best[key] is not None
+    ]
+    columns = (Column(""), *(Column(name, is_number=True) for name in ("planned", "least", "most")))
+    return table(columns, rows, f"The run of {document['tokens']:,.0f} tokens")
+
+
 def _cost(row: Document) -> str:
     words = f"{row['mfu']['value']:.0%} MFU, {row['layout_words'].replace(',', ', ')}"
     if row["cost"] is not None:
@@ -195,12 +212,33 @@ def _cost(row: Document) -> str:
     return words
 
 
+def _why_nots(document: Document) -> Markup:
+    columns = (Column("why not"), Column("a step", is_number=True), Column("because"),
+               Column("the best such setting"))  # fmt: skip
+    rows = [
+        (
+            each["question"],
+            "no room" if each["slower"] is None else f"{each['slower']:+.0%}",
+            each["reason"] + (f"; fits with {each['remedy']}" if each["remedy"] else ""),
+            setting_words(each),
+        )
+        for each in document["why_nots"]
+    ]
+    return table(columns, rows, "What else was asked, and planned")
+
+
+def setting_words(each: Document) -> str:
+    return (
+        f"{each['layout_words'].replace(',', ', ')}; micro-batch {each['micro_batch']}, "
+        f"recomputation {each['recomputation']}"
+    )
+
+
 def _rejected(document: Document) -> Markup:
     columns = (Column("layout"), Column("why not"), Column("what fits"))
     rows: Sequence[tuple[str, str, str]] = [
         (
-            f"{each['layout_words'].replace(',', ', ')}; micro-batch {each['micro_batch']}, "
-            f"recomputation {each['recomputation']}",
+            setting_words(each),
             each["reason"],
             each["remedy"],
         )

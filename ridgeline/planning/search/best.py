@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ridgeline.errors import UnsupportedError
 from ridgeline.hardware.units import human_bytes
@@ -30,6 +30,7 @@ from ridgeline.planning.training.setup import TrainSetup
 from ridgeline.planning.training.step import StepEstimate, estimate_step, least_step_s
 
 MOST_REJECTED = 12  # that are listed, with what would fit
+SLOWER = "slower than the plans shown, whatever is sent"
 Key = tuple[int, int, int, int, str]
 
 
@@ -57,6 +58,9 @@ class SearchResult:
     num_settings: int  # there are
     num_estimated: int  # whose step was estimated
     reasons: Mapping[str, int]  # why settings are out, and how many are
+    # All there are but for how weights are cut, by what their steps take at least.
+    cores: tuple[tuple[float, Core], ...] = field(default=(), repr=False)
+    found: tuple[tuple[StepEstimate, TrainSetup], ...] = field(default=(), repr=False)  # that fit
 
 
 def find_best(
@@ -83,17 +87,24 @@ class _Search:
         ordered = sorted(self._bounded(), key=lambda item: item[0])
         num_settings = 0
         for bound, core in ordered:
-            splits = [s for s in core.splits() if self._is_wanted(s)]
-            num_settings += len(splits)
+            num_settings += len(core.shards)
             if bound >= self._limit():
-                self.reasons["slower than what is kept, by its products alone"] += len(splits)
-                continue
-            self._try(splits, bound)
+                self.reasons[SLOWER] += len(core.shards)
+            elif self._is_too_small(core):
+                self.reasons["memory: activations"] += len(core.shards)
+            else:
+                self._try([s for s in core.splits() if self._is_wanted(s)], bound)
         kept = sorted(self.best.values(), key=lambda item: item[0].step_s)[: self.keep]
         plans = tuple(Plan(setup, each, ledger_of(setup)) for each, setup in kept)
         return SearchResult(
-            plans, tuple(self.rejected), num_settings, self.num_estimated, dict(self.reasons)
-        )
+            plans, tuple(self.rejected), num_settings, self.num_estimated, dict(self.reasons),
+            tuple(ordered), tuple(self.best.values()),
+        )  # fmt: skip
+
+    def _is_too_small(self, core: Core) -> bool:
+        """A GPU for its activations, however weights are cut."""
+        is_listed = len(self.rejected) < MOST_REJECTED
+        return not is_listed and least_bytes(core.setup) > self.free
 
     def _bounded(self) -> Iterator[tuple[float, Core]]:
         for core in cores(self.model, self.num_gpus, self.pool, self.wanted):
@@ -112,10 +123,6 @@ class _Search:
 
     def _try(self, splits: list[TrainSetup], bound: float) -> None:
         """Those that cut weights most come first: where they do not fit, others do not."""
-        is_listed = len(self.rejected) < MOST_REJECTED
-        if splits and not is_listed and least_bytes(splits[0]) > self.free:
-            self.reasons["memory: activations"] += len(splits)
-            return
         for index, setup in enumerate(splits):
             ledger = heaviest_of(setup)
             if ledger.peak_bytes > self.free:
@@ -148,13 +155,14 @@ def _key(setup: TrainSetup) -> Key:
 
 def remedy(setup: TrainSetup, free_bytes: int) -> str:
     """The smallest change that was planned again and fits, in words."""
-    for words, changed in _milder(setup):
+    for words, changed in milder(setup):
         if heaviest_of(changed).peak_bytes <= free_bytes:
             return words
     return "no single setting helps"
 
 
-def _milder(setup: TrainSetup) -> Iterator[tuple[str, TrainSetup]]:
+def milder(setup: TrainSetup) -> Iterator[tuple[str, TrainSetup]]:
+    """What takes less memory on as many ranks of each axis."""
     for level in LEVELS[LEVELS.index(setup.recomputation) + 1 :]:
         yield f"recomputation {level}", replace(setup, recomputation=level)  # type: ignore[arg-type]
     micro = setup.micro // 2

@@ -14,6 +14,7 @@ from ridgeline.models import ModelConfig
 from ridgeline.planning.clusters.cluster import Cluster, GpuPool
 from ridgeline.planning.search.best import SearchResult, find_best
 from ridgeline.planning.search.space import Wanted
+from ridgeline.planning.search.why_not import WhyNot, why_nots
 from ridgeline.planning.training.constants import Fitted
 from ridgeline.progress import Progress
 
@@ -28,6 +29,7 @@ class SizedSearch:
     pool: GpuPool
     num_gpus: int
     result: SearchResult
+    why_nots: tuple[WhyNot, ...] = ()  # of the whole
 
 
 def search_sizes(
@@ -42,7 +44,10 @@ def search_sizes(
             progress("searching layouts", number, len(sizes))
         kept = KEPT_OF_PARTS if number else keep
         result = find_best(model, pool, pool.num_gpus, wanted, fitted, kept)
-        searches.append(SizedSearch(pool, pool.num_gpus, result))
+        asked = () if number else why_nots(result, pool, fitted)
+        searches.append(
+            SizedSearch(pool, pool.num_gpus, replace(result, cores=(), found=()), asked)
+        )
     return tuple(searches)
 
 

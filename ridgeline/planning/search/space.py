@@ -49,13 +49,19 @@ class Core:
     setup: TrainSetup  # with all copies in `replicate`
     copies: int
 
-    def splits(self) -> Iterator[TrainSetup]:
+    @property
+    def shards(self) -> list[int]:
         """Over how many of the copies weights are cut: powers of two, and all."""
-        layout, size = self.setup.layout, self.copies
+        size = self.copies
         shards = {1, size} | {2**n for n in range(size.bit_length()) if size % 2**n == 0}
-        for shard in sorted(shards, reverse=True):
-            split = replace(layout, shard=shard, replicate=size // shard)
-            yield replace(self.setup, layout=split)
+        return sorted(shards, reverse=True)
+
+    def splits(self) -> Iterator[TrainSetup]:
+        return (self.split(shard) for shard in self.shards)
+
+    def split(self, shard: int) -> TrainSetup:
+        layout = replace(self.setup.layout, shard=shard, replicate=self.copies // shard)
+        return replace(self.setup, layout=layout)
 
 
 def cores(model: ModelConfig, num_gpus: int, pool: GpuPool, wanted: Wanted) -> Iterator[Core]:
@@ -74,7 +80,7 @@ def cores(model: ModelConfig, num_gpus: int, pool: GpuPool, wanted: Wanted) -> I
             for level in levels:
                 setup = TrainSetup(
                     model, replace(layout, replicate=copies), wanted.sequence, wanted.batch, micro,
-                    level, wanted.units,  # type: ignore[arg-type]
+                    level, wanted.units, device=pool.kind,  # type: ignore[arg-type]
                 )  # fmt: skip
                 yield Core(setup, copies)
 

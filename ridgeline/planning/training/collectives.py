@@ -18,11 +18,10 @@ from ridgeline.planning.clusters.cluster import GpuPool
 from ridgeline.planning.training.setup import TrainSetup
 from ridgeline.planning.training.work import rank_model
 
-ELEMENT = 2  # bytes of an activation, and of a weight that is gathered
-
 
 def wires_of(pool: GpuPool) -> Wires:
-    return Wires(pool.link_bytes_s, pool.network_bytes_s, pool.node.joint in ("switch", "mesh"))
+    is_switched = pool.node.joint in ("switch", "mesh")
+    return Wires(pool.link_bytes_s, pool.network_bytes_s, is_switched, pool.curves)
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,9 @@ class Sends:
     @cached_property
     def stream_bytes(self) -> float:
         """Of one pass's residual stream, before it is shared by tokens."""
-        return float(self.setup.micro_tokens * self.setup.model.hidden_size * ELEMENT)
+        return float(
+            self.setup.micro_tokens * self.setup.model.hidden_size * self.setup.element_bytes
+        )
 
     @cached_property
     def tensor_s(self) -> float:
@@ -81,7 +82,15 @@ class Sends:
             return 0.0
         heads = max(1, model.num_kv_heads // layout.tensor) * model.head_dim
         tokens = self.setup.micro * self.setup.sequence
-        received = tokens * 3 * (layout.context - 1) / (4 * layout.context) * 2 * heads * ELEMENT
+        received = (
+            tokens
+            * 3
+            * (layout.context - 1)
+            / (4 * layout.context)
+            * 2
+            * heads
+            * self.setup.element_bytes
+        )
         # As an exchange in which every rank sends an even part of what all of it receives.
         whole = received * layout.context / (layout.context - 1)
         return self.over("context", "all-to-all", whole)
@@ -92,8 +101,17 @@ class Sends:
         if layer.experts is None or layout.expert == 1:
             return 0.0
         rows = self.setup.micro_tokens * layer.experts.experts_per_token
-        moved = rows * self.setup.model.hidden_size * ELEMENT
+        moved = rows * self.setup.model.hidden_size * self.setup.element_bytes * self._joined(layer)
         return 2 * self.over("expert", "all-to-all", float(moved))
+
+    def _joined(self, layer: LayerConfig) -> float:
+        """Share of the rows that are left where a token's rows for one node go together."""
+        assert layer.experts is not None
+        place = place_of(self.setup.layout.expert, self.stride("context"), self.pool.domain)
+        chosen = layer.experts.experts_per_token
+        if not self.setup.stack.joins_rows or place.nodes == 1:
+            return 1.0
+        return place.nodes * (1 - (1 - 1 / place.nodes) ** chosen) / chosen
 
     def shard_s(self, layer: LayerConfig) -> tuple[float, float]:
         """To gather a layer's weights, and to share out its gradients' sums."""
@@ -101,7 +119,7 @@ class Sends:
             return 0.0, 0.0
         weights = self.gathered(layer)
         return (
-            self.over("shard", "all-gather", weights * ELEMENT),
+            self.over("shard", "all-gather", weights * self.setup.element_bytes),
             self.over("shard", "reduce-scatter", weights * self.setup.stack.reduce_bytes),
         )
 
@@ -134,6 +152,6 @@ class Sends:
         if layout.shard > 1:
             return self.over("replicate", "all-reduce", summed), 0.0
         if stack.shards_optimizer:
-            gathered = self.over_copies("all-gather", num_weights * ELEMENT)
+            gathered = self.over_copies("all-gather", num_weights * self.setup.element_bytes)
             return self.over_copies("reduce-scatter", summed), gathered
         return self.over_copies("all-reduce", summed), 0.0

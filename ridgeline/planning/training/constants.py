@@ -45,6 +45,7 @@ class Fitted:
     # What the user's machine reached of the prediction, by part (`ridgeline plan --calibrate`).
     corrections: Mapping[str, float]
     is_measured: bool = False
+    own_error: float | None = None  # of the corrected prediction, on the user's machine
 
     def product_share(self, gpu: str, units: str) -> float:
         table = {"fp8": self.fp8, "fp4": self.fp4}.get(units, self.products)
@@ -57,13 +58,19 @@ class Fitted:
 
     def error_on(self, gpu: str) -> float:
         """Of a step: steps are expected between it / (1 + error) and it · (1 + error)."""
+        if self.own_error is not None:
+            return self.own_error
         return self.errors.get(family_of(gpu), self.errors["other"])
 
     def correction(self, part: str) -> float:
         return self.corrections.get(part, 1.0)
 
-    def corrected(self, corrections: Mapping[str, float]) -> Fitted:
-        return replace(self, corrections=dict(corrections), is_measured=True)
+    def corrected(self, corrections: Mapping[str, float], error: float) -> Fitted:
+        return replace(self, corrections=dict(corrections), is_measured=True, own_error=error)
+
+    @property
+    def least_correction(self) -> float:
+        return min((1.0, *self.corrections.values()))
 
 
 def family_of(gpu: str) -> str:

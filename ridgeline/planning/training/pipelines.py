@@ -20,6 +20,8 @@ def pipeline_span(
 ) -> float:
     if layout.pipeline == 1:
         return num_micro * sum(each.of("F") + each.of("B") for each in times)
+    # The order of passes depends on these alone, and is kept by them.
+    layout = Layout(pipeline=layout.pipeline, stages=layout.stages, schedule=layout.schedule)
     simulated = _simulated(layout, num_micro)
     span = step_span(layout, simulated, times, transfer)
     return span + (num_micro - simulated) * busiest(layout, times)

@@ -8,16 +8,18 @@ are checked against were made with them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from ridgeline.models import ModelConfig
+from ridgeline.parallel.holdings import stage_layers
 from ridgeline.parallel.layout import Layout
 from ridgeline.training.config import Recomputation
 
 # "scores": all pairs are written out; the others never have them in memory.
 AttentionKernel = Literal["scores", "flash", "flash2", "cudnn"]
-Units = Literal["bf16", "fp16", "fp8", "fp4"]
+Units = Literal["bf16", "fp16", "fp8", "fp4", "fp32"]
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,13 @@ class Stack:
     logit_copies: float = 0.0  # bytes of each logit, where they are
     slowness: float = 1.0  # of all it computes: a mode that is known to be slower
     is_full_attention: bool = False  # pairs that cannot see each other are computed too
+    joins_rows: bool = False  # a token goes to a node once, however many of its experts are there
+    even_stages: bool = True  # as many layers on each; else cut by what layers and head cost
 
 
-RIDGELINE = Stack("ridgeline", master_bytes=6.0)  # 16 bits that bf16 lacks, moments in bf16
+RIDGELINE = Stack(
+    "ridgeline", master_bytes=6.0, even_stages=False
+)  # 16 bits that bf16 lacks, moments in bf16
 
 
 @dataclass(frozen=True)
@@ -62,10 +68,16 @@ class TrainSetup:
     # Share of the layers' products that the backward pass computes again; None: as the level says.
     products_again: float | None = None
     scores_again: bool = False  # attention's core alone is computed again
+    device: Literal["cuda", "cpu"] = "cuda"  # what ranks run on
 
     @property
     def num_micro(self) -> int:
         return max(1, self.batch // (self.layout.size_of("data") * self.micro))
+
+    @property
+    def element_bytes(self) -> int:
+        """Of an activation, and of a weight that is gathered."""
+        return 4 if self.units == "fp32" else 2
 
     @property
     def tokens(self) -> int:
@@ -77,5 +89,16 @@ class TrainSetup:
         """Of a pass, on one rank."""
         return self.micro * self.sequence // self.layout.context
 
-    def changed(self, **values: object) -> TrainSetup:
-        return replace(self, **values)  # type: ignore[arg-type]
+    @property
+    def cuts(self) -> tuple[range, ...]:
+        """Layers of each stage."""
+        model, count = self.model, self.layout.num_stages
+        if not self.stack.even_stages:
+            return stage_layers(model, count)
+        if model.num_layers % count and (model.num_layers + 2) % count == 0:
+            # The embedding and the head count as a layer each.
+            each = (model.num_layers + 2) // count
+            ends = [0, *(n * each - 1 for n in range(1, count)), model.num_layers]
+        else:
+            ends = [round(n * model.num_layers / count) for n in range(count + 1)]
+        return tuple(range(low, high) for low, high in pairwise(ends))

@@ -19,7 +19,6 @@ from ridgeline.models import LayerConfig
 from ridgeline.models.cost import layer_matrices, num_parameters
 from ridgeline.models.training_cost import training_flops
 from ridgeline.parallel.bubbles import PassTimes
-from ridgeline.parallel.holdings import stage_layers
 from ridgeline.parallel.layout import Layout
 from ridgeline.planning.clusters.cluster import GpuPool
 from ridgeline.planning.training.collectives import Sends
@@ -92,7 +91,7 @@ def estimate_step(setup: TrainSetup, pool: GpuPool, fitted: Fitted) -> StepEstim
     """UnsupportedError where the GPU does not multiply in what is asked for."""
     times = _Rank(setup, pool, fitted)
     sends = times.sends
-    cuts = stage_layers(setup.model, setup.layout.num_stages)
+    cuts = setup.cuts
     stages = [_stage(times, cut, number, len(cuts)) for number, cut in enumerate(cuts)]
     waits = sends.transfer_s if setup.stack.waits_for_sends else 0.0
     passes = [PassTimes(each.forward + waits, each.inputs + waits, each.weights) for each in stages]
@@ -124,7 +123,7 @@ def least_step_s(setup: TrainSetup, pool: GpuPool, fitted: Fitted) -> float:
     times = _Rank(alone, pool, fitted)
     kinds = Counter(setup.model.layers)
     total = times.head().total + sum(n * times.layer(kind).total for kind, n in kinds.items())
-    return total * setup.num_micro / setup.layout.pipeline
+    return total * setup.num_micro / setup.layout.pipeline * fitted.least_correction
 
 
 def _heaviest(layout: Layout, stages: list[LayerTimes]) -> list[LayerTimes]:

@@ -17,13 +17,16 @@ from ridgeline.planning.training.setup import TrainSetup
 from ridgeline.profiling.predicting.training_work import LAYER_KERNELS, PlannedStep, WorkOp
 from ridgeline.profiling.predicting.training_work import training_work as counted
 from ridgeline.profiling.tracing.training_trace import AGAIN, BACKWARD
-from ridgeline.training.config import Recomputation
+from ridgeline.training.config import Precision, Recomputation
 from ridgeline.training.memory.step import StepSize
 from ridgeline.training.stepping.precision import PRECISIONS
 
 # Ops of a step that are no layer's. The last norm is left out: a layer has two.
 OUTSIDE = ("head", "loss", "embedding", "others")
 SHARED_BY_SEQUENCE = ("norms", "embedding")  # by tokens, over the ranks of `tensor`
+
+
+UNITS: dict[str, Precision] = {"fp16": "fp16", "fp32": "fp32"}
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def _key(setup: TrainSetup, layer: LayerConfig) -> _Key:
 
 def _step_work(key: _Key, num_layers: int) -> list[WorkOp]:
     is_narrow = key.units in ("fp8", "fp4")
-    precision = PRECISIONS["fp8" if is_narrow else "fp16" if key.units == "fp16" else "bf16"]
+    precision = PRECISIONS["fp8" if is_narrow else UNITS.get(key.units, "bf16")]
     size = StepSize(
         replace(key.model, layers=key.model.layers * num_layers),
         precision.dtype,

@@ -30,7 +30,7 @@ BIGSCIENCE = replace(
 )
 MEGATRON_CORE = Stack(
     "Megatron-Core", attention="cudnn", splits_sends=True, shards_optimizer=True, hides_tensor=0.5,
-    fuses_loss=False, logit_copies=6.0,
+    fuses_loss=False, logit_copies=6.0, joins_rows=True,
 )  # fmt: skip
 GOLDENS = replace(
     MEGATRON_CORE, name="Megatron-Core CI", attention="flash2", passes=2.0, hides_tensor=0.0,

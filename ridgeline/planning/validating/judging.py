@@ -8,14 +8,14 @@ was not predicted with its reason.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from ridgeline.errors import RidgelineError
 from ridgeline.planning.training.constants import Fitted, family_of
 from ridgeline.planning.training.step import StepEstimate, estimate_step
-from ridgeline.planning.validating.points import TrainPoint
+from ridgeline.planning.validating.points import TrainPoint, stated_flops
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,18 @@ class JudgedRow:
 
     id: str
     source: str
-    kind: str  # "step", "peak", "steady"
+    kind: str  # "step", "peak", "steady", "activations"; "out of memory" with its limit
     predicted: float | None
     measured: float | None  # None: it ran out of memory
     family: str = ""
+    work: float = 0.0  # FLOPs of a step and GPU, as the source counts them
+    limit: int = 0  # bytes that were there, where it ran out of memory
     refused: str = ""
+
+    @property
+    def is_wrong_fit(self) -> bool:
+        """It ran out of memory, and would have been called fitting."""
+        return self.limit > 0 and self.predicted is not None and self.predicted <= self.limit
 
     @property
     def error(self) -> float | None:
@@ -45,6 +52,7 @@ class SourceErrors:
     num: int
     median: float  # of the sizes
     p90: float
+    p95: float
     bias: float  # median with its sign: above zero, predictions were too high
     is_fitted: bool  # constants were fitted to it
 
@@ -73,13 +81,22 @@ def judge_steps(points: Iterable[TrainPoint], fitted: Fitted) -> list[JudgedRow]
             predicted = None if estimate is None else estimate.step_s
             reason = "" if estimate is not None else "no setting of it can be run"
             family = family_of(point.pool.gpu.name) if point.pool else ""
-            row = JudgedRow(point.id, point.source, "step", predicted, point.step_s, family, reason)
+            row = JudgedRow(point.id, point.source, "step", predicted, point.step_s, family,
+                            refused=reason, work=_work(point))  # fmt: skip
         rows.append(row)
     return rows
 
 
-def by_source(rows: Sequence[JudgedRow], fitted_to: Sequence[str]) -> list[SourceErrors]:
-    """In the order in which sources were first met."""
+def _work(point: TrainPoint) -> float:
+    assert point.row is not None
+    setup = point.setups[0]
+    return stated_flops(point.row, setup) / setup.layout.size
+
+
+def by_source(
+    rows: Sequence[JudgedRow], fitted_to: Collection[tuple[str, str]]
+) -> list[SourceErrors]:
+    """In the order in which sources were first met. `fitted_to`: sources, and of what."""
     names = dict.fromkeys((row.source, row.kind) for row in rows)
     results = []
     for source, kind in names:
@@ -89,14 +106,16 @@ def by_source(rows: Sequence[JudgedRow], fitted_to: Sequence[str]) -> list[Sourc
             if (row.source, row.kind) == (source, kind) and row.error is not None
         ]
         if errors:
-            results.append(errors_of(source, kind, errors, source in fitted_to))
+            results.append(errors_of(source, kind, errors, (source, kind) in fitted_to))
     return results
 
 
 def errors_of(source: str, kind: str, errors: Sequence[float], is_fitted: bool) -> SourceErrors:
     sizes = sorted(map(abs, errors))
-    p90 = sizes[math.ceil(0.9 * len(sizes)) - 1]
-    return SourceErrors(source, kind, len(errors), median(sizes), p90, median(errors), is_fitted)
+    p90, p95 = (sizes[math.ceil(share * len(sizes)) - 1] for share in (0.9, 0.95))
+    return SourceErrors(
+        source, kind, len(errors), median(sizes), p90, p95, median(errors), is_fitted
+    )
 
 
 def worst(rows: Sequence[JudgedRow], count: int = 10) -> list[JudgedRow]:
@@ -106,8 +125,32 @@ def worst(rows: Sequence[JudgedRow], count: int = 10) -> list[JudgedRow]:
 
 def rank_correlation(rows: Sequence[JudgedRow]) -> float:
     """Spearman's: whether what was predicted faster was faster."""
-    pairs = [(row.predicted, row.measured) for row in rows if row.error is not None]
-    ranks = [_ranks([pair[side] or 0.0 for pair in pairs]) for side in (0, 1)]
+    return correlation([(row.predicted or 0.0, row.measured or 0.0) for row in rows
+                        if row.error is not None])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Of many layouts of models of about one size: FLOP/s of a GPU, predicted and measured."""
+
+    num: int
+    rank_correlation: float
+    regret: float  # what the one predicted best falls short of the one measured best
+    first: str  # the one predicted best
+    best: str
+
+
+def sweep_of(rows: Sequence[JudgedRow]) -> Sweep:
+    rates = [(row.work / row.predicted, row.work / row.measured, row.id) for row in rows
+             if row.predicted and row.measured]  # fmt: skip
+    first, best = max(rates), max(rates, key=lambda rate: rate[1])
+    return Sweep(len(rates), correlation([(a, b) for a, b, _ in rates]), best[1] / first[1] - 1,
+                 first[2], best[2])  # fmt: skip
+
+
+def correlation(pairs: Sequence[tuple[float, float]]) -> float:
+    """Spearman's."""
+    ranks = [_ranks([pair[side] for pair in pairs]) for side in (0, 1)]
     mean = (len(pairs) - 1) / 2
     covariance = sum((a - mean) * (b - mean) for a, b in zip(*ranks, strict=True))
     spread = math.prod(math.sqrt(sum((a - mean) ** 2 for a in own)) for own in ranks)

@@ -29,6 +29,7 @@ COLUMNS = ("id", "group", "model", "layers", "hidden", "heads", "vocab", "gpu", 
            "tp", "pp", "dp", "seq", "gbs")  # fmt: skip
 OPEN_MICRO = (1, 2, 4, 8)  # that a source may have chosen
 NARROW_UNITS = {"mxfp8": "fp8", "nvfp4": "fp4"}
+USUAL_RATIO = 150  # of a large GPT's width to its depth
 CONTRADICTION = 0.3  # of the logarithm of what a source's own figures amount to
 MLA = ("deepseek", "nemotron")  # attention or layers that no model of ours has
 
@@ -112,11 +113,27 @@ def model_of(row: Row) -> ModelConfig:
         return known
     if not name.startswith(("GPT", "MPT", "BLOOM")):
         raise RefusedRowError(f"the model {name!r} is not known")
-    layers, hidden = needed(row, "layers"), needed(row, "hidden")
+    layers, hidden = _depth_and_width(row)
     heads = number(row, "heads") or _usual_heads(hidden, number(row, "tp") or 1)
     vocab = number(row, "vocab") or 51200
     return gpt(layers, hidden, heads, vocab, number(row, "seq") or 2048, number(row, "kv_heads"),
                number(row, "ffn"))  # fmt: skip
+
+
+def _depth_and_width(row: Row) -> tuple[int, int]:
+    """As given; where a source names a GPT by its size alone, a width of GPT's usual 128 to 180
+    times the depth, and as many layers as make up the size and the pipeline can share.
+    """
+    layers, hidden = number(row, "layers"), number(row, "hidden")
+    if layers is not None and hidden is not None:
+        return layers, hidden
+    size = re.search(r"GPT (\d+(?:\.\d+)?)B", row["model"])
+    if size is None:
+        raise RefusedRowError("layers is not given")
+    count, pipeline = float(size[1]) * 1e9, number(row, "pp") or 1
+    width = hidden or round((count * USUAL_RATIO / 12) ** (1 / 3) / 512) * 512
+    depth = layers or max(1, round(count / (12 * width**2) / pipeline)) * pipeline
+    return depth, width
 
 
 def _usual_heads(hidden: int, tensor: int) -> int:
@@ -132,7 +149,7 @@ def setups_of(row: Row) -> list[TrainSetup]:
     if stack is None:
         raise RefusedRowError(f"the software of {row['group']!r} is not known")
     model, sequence = model_of(row), _sequence(row)
-    layout = _layout(row)
+    layout = layout_of(row)
     model = _divisible(model, layout)
     batch = _batch(row, layout, sequence)
     setups = []
@@ -160,7 +177,7 @@ def _sequence(row: Row) -> int:
     return known
 
 
-def _layout(row: Row) -> Layout:
+def layout_of(row: Row) -> Layout:
     tensor, pipeline = number(row, "tp"), number(row, "pp") or 1
     if tensor is None:
         raise RefusedRowError("tp is not given")

@@ -109,14 +109,19 @@ class RequestLog:
         self._first.setdefault(request_id, now + self._request_s)
 
     def note_end(self, end: End, now: float) -> None:
-        coming = self._coming[end.request_id]
-        if end.status != "finished":
-            self.refused[end.request_id] = end.reason
-            return
-        first = self._first.pop(end.request_id)
-        self.times[end.request_id] = AnsweredRequest(
+        if end.status == "finished":
+            self.note_finished(end.request_id, now)
+        else:
+            self.note_refusal(end.request_id, end.reason)
+
+    def note_finished(self, request_id: Hashable, now: float) -> None:
+        coming, first = self._coming[request_id], self._first.pop(request_id)
+        self.times[request_id] = AnsweredRequest(
             coming.arrival, first, now + self._request_s, coming.num_output_tokens
         )
+
+    def note_refusal(self, request_id: Hashable, reason: str) -> None:
+        self.refused[request_id] = reason
 
     def report(self, slo: ServiceLevel | None = None) -> RunReport:
         """Of a run in which somebody was answered."""

@@ -9,7 +9,7 @@ makes of a run: times to first token, times per output token, throughput, goodpu
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from ridgeline.engine.scheduling.state import End
@@ -61,10 +61,15 @@ class Quantiles:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Quantiles:
-        """Of values of which there is at least one: each quantile is one of them."""
+        """Of values of which there is at least one; between two of them on a straight line."""
         ordered = sorted(values)
-        last = len(ordered) - 1
-        p50, p90, p99 = (ordered[round(share * last)] for share in (0.5, 0.9, 0.99))
+
+        def at(share: float) -> float:
+            below, part = divmod(share * (len(ordered) - 1), 1)
+            low, high = ordered[int(below)], ordered[min(int(below) + 1, len(ordered) - 1)]
+            return low + (high - low) * part
+
+        p50, p90, p99 = (at(share) for share in (0.5, 0.9, 0.99))
         return cls(sum(ordered) / len(ordered), p50, p90, p99)
 
 
@@ -81,6 +86,16 @@ class RunReport:
     output_tokens_per_s: float
     requests_per_s: float
     goodput: float | None  # share of all requests that keep the service level; None: none was given
+
+    def times_as_many(self, count: int) -> RunReport:
+        """Of a run in which each request stood for so many."""
+        return replace(
+            self,
+            num_requests=count * self.num_requests,
+            num_refused=count * self.num_refused,
+            output_tokens_per_s=count * self.output_tokens_per_s,
+            requests_per_s=count * self.requests_per_s,
+        )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -109,6 +109,11 @@ class BaseTime:
         device = self._device(keys)
         return (device if device > self._launches else self._launches) + self._host
 
+    def grouped(self, size: int) -> BaseTime:
+        """With keys counted for one row of so many that are alike."""
+        per_key = [size * each for each in (self._first, *self._rest)]
+        return BaseTime(self._busy, self._launches, self._host, per_key)
+
     def series(self, keys: Sequence[int], growth: Sequence[int]) -> Series:
         """Of steps that each read so many keys more than the one before."""
         more = self._device(growth) - self._busy
@@ -232,3 +237,23 @@ class PredictedTimes:
         pairs = modelled(state, MeanStep(1, 1, 1, MANY_PAIRS, 0)).attention_s
         factor = self.tuning.attention
         return factor * (keys - none) / MANY_KEYS, factor * (pairs - none) / MANY_PAIRS
+
+
+class GroupedTimes(PredictedTimes):
+    """For a scheduler that has one request where there are `size` alike, and as much less of
+    pages, seats and tokens a step: what the whole takes.
+    """
+
+    def __init__(self, times: PredictedTimes, size: int) -> None:
+        self._times, self._size = times, size
+        self.windows, self.tuning = times.windows, times.tuning
+        self._grouped: dict[int, BaseTime] = {}
+
+    def ticks(self, tokens: int, samples: int, keys: Sequence[int], pairs: int) -> int:
+        size = self._size
+        return self._times.ticks(size * tokens, size * samples, [size * n for n in keys], size * pairs)
+
+    def of_rows(self, rows: int) -> BaseTime:
+        if rows not in self._grouped:
+            self._grouped[rows] = self._times.of_rows(rows * self._size).grouped(self._size)
+        return self._grouped[rows]

@@ -17,6 +17,7 @@ from ridgeline.data.workload import Workload
 from ridgeline.formats.files import atomic_write
 from ridgeline.planning.clusters.cluster import Cluster
 from ridgeline.planning.serving.options import ServingOption
+from ridgeline.planning.serving.page import write_serving_page
 from ridgeline.planning.serving.search import LoadPoint, ServingAnswer
 from ridgeline.planning.serving.served import ServiceLevel
 from ridgeline.planning.serving.tunings import Sureness, sureness
@@ -64,6 +65,15 @@ def write_plans(folder: Path, document: Mapping[str, Any]) -> list[Path]:
             file.write("\n")
         paths.append(path)
     return paths
+
+
+def write_whole(folder: Path, document: Mapping[str, Any]) -> list[str]:
+    """All of the answer, for programs and as a page."""
+    path, page = folder / "plan.json", folder / "plan.html"
+    with atomic_write(path) as file:
+        json.dump(document, file, indent=1)
+    write_serving_page(document, page)
+    return [str(path), str(page)]
 
 
 def _plans(model: str, result: ServingAnswer) -> list[dict[str, Any]]:

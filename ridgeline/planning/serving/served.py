@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 from ridgeline.engine.scheduling.state import End
 from ridgeline.errors import UsageError
 
+GOOD = 0.9  # share of requests that keep the service level, where a load counts as carried
+
 
 @dataclass(frozen=True)
 class ServiceLevel:
@@ -99,6 +101,11 @@ class RunReport:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def is_carried(report: RunReport) -> bool:
+    """Whether enough requests keep the service level."""
+    return report.goodput is None or report.goodput >= GOOD
 
 
 class _Coming(NamedTuple):

@@ -1,6 +1,6 @@
-"""The answer of `plan --for serve` as a page, one HTML file that needs no network: the frontier with
-how sure it is, latencies and goodput by load, memory of a GPU, other fleets, and why not another
-option.
+"""The answer of `plan --for serve` as a page, one HTML file that needs no network: the frontier
+with how sure it is, latencies and goodput by load, memory of a GPU, other fleets, and why not
+another option.
 
     write_serving_page(document, Path("plans") / "plan.html")
 """
@@ -82,7 +82,9 @@ def _headline(document: Document) -> str:
         f"{1e3 * best['tpot']['p50']:.1f} ms at the median"
     )
     if most["load"] > best["load"]:
-        text += f"; up to {most['load']:.3g} times this load, {most['requests_per_s']:.1f} requests/s"
+        text += (
+            f"; up to {most['load']:.3g} times this load, {most['requests_per_s']:.1f} requests/s"
+        )
     return text + "."
 
 
@@ -160,8 +162,8 @@ def _memory(best: Document) -> Markup:
     parts = [BarPart(name, value, "") for name, value in best["memory"].items() if value]
     note = element(
         "p",
-        f"{human_bytes(best['free_bytes'])} of a GPU are free; {best['kv_tokens']:,} tokens of keys "
-        "and values a replica.",
+        f"{human_bytes(best['free_bytes'])} of a GPU are free; {best['kv_tokens']:,} tokens of "
+        "keys and values a replica.",
         class_="intro",
     )
     bars = [Bar("each GPU", parts)]

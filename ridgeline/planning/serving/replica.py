@@ -4,8 +4,8 @@ and the tokens come back when it is over. Nothing is computed.
 The order of things is the engine's loop (engine/local/loop.py): plan, launch, wait for the oldest
 step. With `overlap` a step is planned while the one before it is on the device. Between an arrival,
 a stream's end and a shortage of pages running requests only grow; with `jumps` such rounds are
-taken at once, to the same times, bit by bit. One that `receives` is sent prompts with their keys and
-values, which others have computed. All times here are ticks (step_times.py).
+taken at once, to the same times, bit by bit. One that `receives` is sent prompts with their keys
+and values, which others have computed. All times here are ticks (step_times.py).
 
     replica = SimulatedReplica(config, times, RequestLog())
     replica.submit(ask, now=0)
@@ -170,18 +170,17 @@ class SimulatedReplica:
         return count
 
 
-def _steady(
-    positions: list[int], windows: list[int | None]
-) -> Iterator[tuple[int, list[int]]]:
+def _steady(positions: list[int], windows: list[int | None]) -> Iterator[tuple[int, list[int]]]:
     """For so many rounds, so many keys more each, for each kind of window, while rows grow by a
     token each: a row at position p reads p + 1 keys until that is the window.
     """
     limits = [window for window in windows if window is not None]
     left = sorted({limit - 1 - p for limit in limits for p in positions if p < limit - 1})
     for begin, end in pairwise((0, *left, MOST_ROUNDS)):
-        yield end - begin, [
-            len(positions)
-            if window is None
-            else sum(window - 1 - p > begin for p in positions)
-            for window in windows
-        ]
+        yield (
+            end - begin,
+            [
+                len(positions) if window is None else sum(window - 1 - p > begin for p in positions)
+                for window in windows
+            ],
+        )

@@ -21,13 +21,14 @@ from ridgeline.planning.serving.served import RunReport, ServiceLevel, is_carrie
 from ridgeline.progress import Progress, WholeRun
 from ridgeline.recipe import Recipe, dotted_values
 
-NUM_COMPARED = 400  # requests of the workload, that all options are compared on
+NUM_COMPARED = 400  # requests of the workload, that all options are compared on at its rate
+LASTING = 0.25  # times as many of them as they come faster, or else they would all come at once
 NUM_FINALISTS = 3  # options that are tried with other limits, and then under all loads
 MOST_REQUESTS = 1500  # of the workload, that a curve is drawn with
 MOST_LOAD = 1024.0  # times the workload's rate
-REFINEMENTS = 2  # of the load between the last one carried and the first that is not
-CURVE = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25)  # of the most that is carried
-KNEE = 4  # halvings of what lies between the most load carried and the least that is not
+REFINEMENTS = 1  # of the load between the last one carried and the first that is not
+CURVE = (0.5, 0.75, 1.0, 1.15)  # of the most that is carried
+KNEE = 3  # halvings of what lies between the most load carried and the least that is not
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def search(
     enough, with how close it comes.
     """
     ways = Ways(config, cluster, workload, base, slo)
-    tried = _Tried(workload.first(min(len(workload.requests), NUM_COMPARED)), slo, policy)
+    tried = _Tried(workload, slo, policy)
     tell = progress or WholeRun()
     edits = list(ways.edits())
     for number, edit in enumerate(edits):
@@ -167,8 +168,8 @@ class _Capacity(NamedTuple):
 class _Tried:
     """Options, each under the most of the compared traffic that it carries."""
 
-    def __init__(self, sample: Workload, slo: ServiceLevel, policy: Policy) -> None:
-        self._sample, self._slo, self._policy = sample, slo, policy
+    def __init__(self, workload: Workload, slo: ServiceLevel, policy: Policy) -> None:
+        self._workload, self._slo, self._policy = workload, slo, policy
         self._words: set[str] = set()
         self.capacities: list[_Capacity] = []
 
@@ -184,9 +185,10 @@ class _Tried:
     def _capacity(self, option: ServingOption) -> _Capacity:
         """First under the most load that any option before it carried: of one that does not carry
         this only half, a quarter and so on is tried. Otherwise doubling while it is carried, and
-        halving what lies between. Without a service level, or where all come at once, it is the throughput of all at once.
+        halving what lies between. Without a service level, or where all come at once, it is the
+        throughput of all at once.
         """
-        sample = self._sample
+        sample = self._sample(1.0)
         if self._slo == ServiceLevel() or sample.duration_s == 0:
             report = _run(option, sample.at_once(), self._slo, self._policy)
             return _Capacity(option, round(report.output_tokens_per_s, 1), report)
@@ -214,7 +216,11 @@ class _Tried:
         return _Capacity(option, 0.0, missed, missed, load)
 
     def _at(self, option: ServingOption, load: float) -> RunReport:
-        return _run(option, self._sample.sped_up(load), self._slo, self._policy)
+        return _run(option, self._sample(load).sped_up(load), self._slo, self._policy)
+
+    def _sample(self, load: float) -> Workload:
+        wanted = int(NUM_COMPARED * max(1.0, LASTING * load))
+        return self._workload.first(min(len(self._workload.requests), wanted))
 
 
 def _rank(point: LoadPoint) -> tuple[float, float, float]:

@@ -152,9 +152,13 @@ class PredictedTimes:
     counted for each kind by itself, none more than its window holds.
     """
 
-    def __init__(self, state: RunState, tuning: Tuning) -> None:
+    def __init__(
+        self, state: RunState, tuning: Tuning, known: dict[MeanStep, StepParts] | None = None
+    ) -> None:
         recipe = state.recipe
         self._state = replace(state, config=part_of(state.config, recipe))
+        self._untuned: dict[MeanStep, StepParts] = {} if known is None else known
+        self._given = state
         self.tuning = tuning
         layers = Counter(layer.window for layer in state.config.layers)
         self.windows = sorted(layers, key=lambda window: (window is not None, window))
@@ -172,6 +176,10 @@ class PredictedTimes:
     @classmethod
     def of(cls, state: RunState, tuning: Tuning | None = None) -> PredictedTimes:
         return cls(state, tuning or Tuning())
+
+    def tuned(self, tuning: Tuning) -> PredictedTimes:
+        """By another tuning; what the model of a step has said already is not asked again."""
+        return PredictedTimes(self._given, tuning, self._untuned)
 
     def seconds(self, tokens: int, samples: int, keys: Sequence[int], pairs: int) -> float:
         return seconds_of(self.ticks(tokens, samples, keys, pairs))
@@ -201,7 +209,10 @@ class PredictedTimes:
 
     def _parts(self, tokens: int, samples: int, pairs: float = 0.0, keys: float = 0.0) -> StepParts:
         rows = min(tokens, max(samples, 1))
-        return modelled(self._state, MeanStep(rows, tokens, samples, pairs, keys))
+        work = MeanStep(rows, tokens, samples, pairs, keys)
+        if work not in self._untuned:
+            self._untuned[work] = modelled(self._state, work)
+        return self._untuned[work]
 
     def _busy_s(self, tokens: int) -> float:
         """Of the device, but for attention's keys and the head."""
@@ -251,7 +262,9 @@ class GroupedTimes(PredictedTimes):
 
     def ticks(self, tokens: int, samples: int, keys: Sequence[int], pairs: int) -> int:
         size = self._size
-        return self._times.ticks(size * tokens, size * samples, [size * n for n in keys], size * pairs)
+        return self._times.ticks(
+            size * tokens, size * samples, [size * n for n in keys], size * pairs
+        )
 
     def of_rows(self, rows: int) -> BaseTime:
         if rows not in self._grouped:

@@ -54,9 +54,7 @@ class Variant:
                 **asdict(self.report)}  # fmt: skip
 
 
-def plain(
-    option: ServingOption, workload: Workload, slo: ServiceLevel, policy: Policy
-) -> Variant:
+def plain(option: ServingOption, workload: Workload, slo: ServiceLevel, policy: Policy) -> Variant:
     """What the others are compared with."""
     fleet = Fleet(option.setups, policy=policy)
     report = fleet.run(workload).report(slo)

@@ -18,6 +18,7 @@ from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
+from ridgeline.planning.serving.step_times import PredictedTimes
 from ridgeline.planning.validating.judging import JudgedRow
 from ridgeline.planning.validating.serve_points import Calibration, ServePoint, simulated
 
@@ -102,13 +103,13 @@ def calibrate(points: Sequence[ServePoint]) -> Fit:
 
 
 def _fitted(points: Sequence[ServePoint], equal_lengths: bool) -> Fit:
-    calibration = Calibration(equal_lengths=equal_lengths)
+    calibration, times = Calibration(equal_lengths=equal_lengths), dict[str, PredictedTimes]()
     for _ in range(ROUNDS):
-        values = _values(points, calibration)
+        values = _values(points, calibration, times)
         factor, step_s = _steps(values, calibration)
         tuning = replace(calibration.tuning, matrices=factor, attention=factor, step_s=step_s)
         calibration = replace(calibration, tuning=tuning)
-    values = _values(points, calibration)
+    values = _values(points, calibration, times)
     calibration = _with_first(values, calibration)
     values = [(point, _later(each, calibration)) for point, each in values]
     errors = [
@@ -128,9 +129,9 @@ def _later(values: Values, calibration: Calibration) -> Values:
 
 
 def _values(
-    points: Sequence[ServePoint], calibration: Calibration
+    points: Sequence[ServePoint], calibration: Calibration, times: dict[str, PredictedTimes]
 ) -> list[tuple[ServePoint, Values]]:
-    runs = ((point, simulated(point, calibration)) for point in points)
+    runs = ((point, simulated(point, calibration, times)) for point in points)
     return [(point, values) for point, values in runs if isinstance(values, dict)]
 
 

@@ -26,7 +26,7 @@ from ridgeline.planning.clusters.parsing import gpu_named, parse_cluster
 from ridgeline.planning.serving.fleet import Fleet
 from ridgeline.planning.serving.served import RunReport
 from ridgeline.planning.serving.setup import engine_setup, grouped, usual_free_bytes
-from ridgeline.planning.serving.step_times import Tuning
+from ridgeline.planning.serving.step_times import PredictedTimes, Tuning
 from ridgeline.planning.serving.sustained import sustained, with_rate
 from ridgeline.planning.validating.foreign import gpt_oss_120b, model_named
 from ridgeline.planning.validating.points import RefusedRowError, Row, needed, read_rows, real
@@ -70,17 +70,21 @@ class ServePoint:
     measured: Mapping[str, float] = field(default_factory=dict)  # "TPOT" and "TTFT" s, "tokens/s"
     refused: str = ""
 
-    def run(self, calibration: Calibration) -> RunReport:
-        """RidgelineError where it fits in no way."""
+    def run(
+        self, calibration: Calibration, known: dict[str, PredictedTimes] | None = None
+    ) -> RunReport:
+        """RidgelineError where it fits in no way. `known` are times of points by their names, kept
+        for other calibrations.
+        """
         assert self.config is not None, self.refused
         assert self.pool is not None, self.refused
         hardware, tuning = sustained(self.pool), calibration.tuning
         free = usual_free_bytes(hardware)
         experts = num_expert_parameters(self.config)
         if self.weights == "fp4" and self.pool.gpu.fp4 is not None:
-            known, eight_bit = hardware.ceiling("matrix_fp8"), self.pool.gpu.fp8
-            if known is not None and eight_bit:
-                rate = known.value * FP4_SHARE * self.pool.gpu.fp4 / eight_bit
+            ceiling, eight_bit = hardware.ceiling("matrix_fp8"), self.pool.gpu.fp8
+            if ceiling is not None and eight_bit:
+                rate = ceiling.value * FP4_SHARE * self.pool.gpu.fp4 / eight_bit
                 hardware = with_rate(hardware, "matrix_fp8", rate)
         recipe = self.recipe
         if experts and self.weights in ("fp8", "fp4"):  # no scheme of ours quantizes experts
@@ -88,7 +92,12 @@ class ServePoint:
             tuning = replace(tuning, matrices=tuning.matrices * share)
             free += int((1 - share) * 2 * experts / recipe.parallel.tensor)
             recipe = edited_at_once(recipe, {"scheme": None})
-        setup = engine_setup(self.config, recipe, hardware, tuning, free_bytes=free)
+        times = None
+        if known is not None and self.id in known:
+            times = known[self.id].tuned(tuning)
+        setup = engine_setup(self.config, recipe, hardware, tuning, free_bytes=free, times=times)
+        if known is not None:
+            known[self.id] = setup.times
         workload = self.workload(calibration.equal_lengths)
         if self.concurrency is not None:
             return Fleet([setup]).run_closed(workload, self.concurrency).report()
@@ -234,10 +243,14 @@ def _concurrency(load: str) -> int | None:
     raise RefusedRowError(f"the load {load!r} is not known")
 
 
-def simulated(point: ServePoint, calibration: Calibration) -> dict[str, float] | str:
+def simulated(
+    point: ServePoint,
+    calibration: Calibration,
+    known: dict[str, PredictedTimes] | None = None,
+) -> dict[str, float] | str:
     """What the row has, as it would be; or why there is nothing."""
     try:
-        report = point.run(calibration)
+        report = point.run(calibration, known)
     except RidgelineError as error:
         return str(error)
     return {

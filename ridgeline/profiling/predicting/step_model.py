@@ -101,7 +101,9 @@ def planned_bytes_per_weight(config: ModelConfig, recipe: Recipe) -> float:
 
 
 @lru_cache(maxsize=64)
-def _planned_bytes(config: ModelConfig, dtype_name: str, scheme_name: str | None, head_name: str) -> float:
+def _planned_bytes(
+    config: ModelConfig, dtype_name: str, scheme_name: str | None, head_name: str
+) -> float:
     """Kept: a simulation asks for it with each of its points."""
     dtype = parse_dtype(dtype_name)
     head = None if head_name == "plain" else parse_scheme(head_name)

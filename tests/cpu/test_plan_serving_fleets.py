@@ -1,6 +1,6 @@
 """Fleets that are planned: sums of many steps are those of single ones, windows included; replicas
-by the load start when they say; prompts and decoding apart, with a link that carries one prompt at a
-time; two kinds of GPU; and what a user gets of it on the command line.
+by the load start when they say; prompts and decoding apart, with a link that carries one prompt
+at a time; two kinds of GPU; and what a user gets of it on the command line.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ that `ridgeline serve --recipe` takes.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -93,13 +94,20 @@ def _plan(model: str, option: ServingOption) -> dict[str, Any]:
         "model": model,
         "option": option.words,
         "replicas": len(option.setups),
+        "replicas_by_ranks": Counter(str(each.recipe.parallel.tensor) for each in option.setups),
         "recipe": {"version": RECIPE_VERSION, **recipe},
     }
 
 
 def command(model: str, plan: Mapping[str, Any], path: Path) -> str:
-    replicas = f" --replicas {plan['replicas']}" if plan["replicas"] > 1 else ""
-    return f"ridgeline serve {model} --recipe {path}{replicas}"
+    """One, or where pools have replicas of different ranks one for each kind."""
+    degrees, own = plan["replicas_by_ranks"], plan["recipe"]["parallel"]["tensor"]
+    commands = []
+    for degree, count in degrees.items():
+        ranks = "" if int(degree) == own else f" --tensor-parallel {degree}"
+        replicas = f" --replicas {count}" if count > 1 else ""
+        commands.append(f"ridgeline serve {model} --recipe {path}{ranks}{replicas}")
+    return "; ".join(commands)
 
 
 def _point(point: LoadPoint, cluster: Cluster) -> dict[str, Any]:

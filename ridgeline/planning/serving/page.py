@@ -103,7 +103,7 @@ def _frontier(document: Document) -> Markup:
         Series(
             option,
             [
-                (row["tokens_per_s_per_user"], row["tokens_per_s_per_gpu"])
+                (round(row["tokens_per_s_per_user"]), row["tokens_per_s_per_gpu"])
                 for row in sorted(rows, key=lambda row: float(row["tokens_per_s_per_user"]))
                 if row["option"] == option
             ],
@@ -133,10 +133,10 @@ def _load(document: Document) -> Markup:
     def line(name: str, number: int, *keys: str) -> Series:
         values = []
         for point in points:
-            value = point
+            value: Any = point
             for key in keys:
                 value = value[key]
-            values.append((point["requests_per_s"], 1e3 * value))
+            values.append((round(point["requests_per_s"], 1), 1e3 * value))
         return Series(name, values, number)
 
     first = [line("p50", 0, "ttft", "p50"), line("p99", 1, "ttft", "p99")]

@@ -28,6 +28,7 @@ MOST_REQUESTS = 1500  # of the workload, that a curve is drawn with
 MOST_LOAD = 1024.0  # times the workload's rate
 REFINEMENTS = 1  # of the load between the last one carried and the first that is not
 CURVE = (0.5, 0.75, 1.0, 1.15)  # of the most that is carried
+APART = 1.03  # in tokens/s a user, that points of the frontier are told apart by
 KNEE = 3  # halvings of what lies between the most load carried and the least that is not
 
 
@@ -131,12 +132,12 @@ def search(
 
 def frontier(points: Sequence[LoadPoint]) -> list[LoadPoint]:
     """Those that no other beats in tokens/s a GPU and in tokens/s a user, by the former; each load
-    is carried.
+    is carried. Of several that are nearly the same, one.
     """
     kept: list[LoadPoint] = []
     carried = [point for point in points if point.is_carried]
     for point in sorted(carried, key=lambda p: (-p.tokens_per_gpu, -p.tokens_per_user)):
-        if not kept or point.tokens_per_user > kept[-1].tokens_per_user:
+        if not kept or point.tokens_per_user > APART * kept[-1].tokens_per_user:
             kept.append(point)
     return kept
 
@@ -220,7 +221,7 @@ class _Tried:
 
     def _sample(self, load: float) -> Workload:
         wanted = int(NUM_COMPARED * max(1.0, LASTING * load))
-        return self._workload.first(min(len(self._workload.requests), wanted))
+        return self._workload.first(min(len(self._workload.requests), wanted, MOST_REQUESTS))
 
 
 def _rank(point: LoadPoint) -> tuple[float, float, float]:

@@ -15,12 +15,22 @@ from ridgeline.cli.parser import group
 from ridgeline.cli.plan.train import model_of
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data.traces import load_workload
+from ridgeline.data.workload import Workload
+from ridgeline.errors import UsageError
 from ridgeline.hardware.units import human_bytes
 from ridgeline.planning.clusters.cluster import Cluster
-from ridgeline.planning.serving.answer import answer, command, write_plans
+from ridgeline.planning.serving.answer import answer, command, write_plans, write_whole
 from ridgeline.planning.serving.fleet import Policy
-from ridgeline.planning.serving.search import GOOD, search
-from ridgeline.planning.serving.served import ServiceLevel
+from ridgeline.planning.serving.search import MOST_REQUESTS, ServingAnswer, search
+from ridgeline.planning.serving.served import GOOD, ServiceLevel
+from ridgeline.planning.serving.variants import (
+    AutoscaleWish,
+    SplitWish,
+    Variant,
+    autoscaled,
+    disaggregated,
+    plain,
+)
 from ridgeline.recipe import Recipe
 
 RECIPE_FLAGS = (
@@ -33,29 +43,105 @@ MOST_SHOWN = 8  # rejections
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     workload = add_workload(parser, default="throughput")
     add_latency_bounds(workload, "; with --for serve")
-    group(parser, "serving").add_argument(
+    serving = group(parser, "serving")
+    serving.add_argument(
         "--router",
         choices=get_args(Policy),
         default="prefix",
         help="how requests are spread over replicas (default: %(default)s, as the server does)",
     )
-    add_some_flags(group(parser, "serving"), Recipe, RECIPE_FLAGS)
+    serving.add_argument(
+        "--autoscale", type=int, metavar="N",
+        help="also with replicas by the load: N at least, at most what there are GPUs for",
+    )  # fmt: skip
+    serving.add_argument(
+        "--scale-target", type=float, metavar="N",
+        help="requests a replica that --autoscale keeps to (default: what costs least)",
+    )  # fmt: skip
+    serving.add_argument(
+        "--start-s", type=float, metavar="S",
+        help="seconds a replica takes to start, as `ridgeline serve` says when it is ready "
+        "(default: what 8B took on the H200, and more for more weights)",
+    )  # fmt: skip
+    serving.add_argument(
+        "--disaggregate", metavar="N",
+        help="also with N replicas for prompts and the others for decoding, or `auto`",
+    )  # fmt: skip
+    serving.add_argument(
+        "--link-gb-s", type=float, metavar="GB",
+        help="what a GPU sends of keys and values with --disaggregate (default: by the cluster)",
+    )  # fmt: skip
+    add_some_flags(serving, Recipe, RECIPE_FLAGS)
 
 
 def run(args: argparse.Namespace, cluster: Cluster, terminal: Terminal) -> dict[str, Any]:
+    autoscale, split = _autoscale(args), _split(args)
     config = model_of(args.model)
     workload = load_workload(args.workload, num_output_tokens=args.output_tokens)
     slo = ServiceLevel(_seconds(args.ttft_ms), _seconds(args.tpot_ms))
     base = from_flags(args, Recipe)
     with terminal.progress() as progress:
         result = search(config, cluster, workload, base, slo, args.router, progress)
+        whole = workload.first(min(len(workload.requests), MOST_REQUESTS))
+        fleets = _variants(result, cluster, whole, slo, args.router, (autoscale, split))
     document = answer(args.model, cluster, workload, slo, result)
+    document["fleets"] = [each.to_json() for each in fleets]
     paths = write_plans(args.out, document) if args.out is not None else []
-    document["files"] = [str(path) for path in paths]
     document["command"] = command(
         args.model, document["plans"][0], paths[0] if paths else Path("plan-1.json")
     )
+    document["files"] = [str(path) for path in paths]
+    if args.out is not None:
+        document["files"] += write_whole(args.out, document)
     return document
+
+
+def _autoscale(args: argparse.Namespace) -> AutoscaleWish | None:
+    if args.autoscale is not None:
+        return AutoscaleWish(args.autoscale, args.scale_target, args.start_s)
+    for name in ("scale_target", "start_s"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} goes with --autoscale; add it")
+    return None
+
+
+def _split(args: argparse.Namespace) -> SplitWish | None:
+    text, link = args.disaggregate, args.link_gb_s
+    if text is None:
+        if link is not None:
+            raise UsageError("--link-gb-s goes with --disaggregate; add it")
+        return None
+    if text != "auto" and not text.isdigit():
+        raise UsageError(f"--disaggregate {text}: give a number of replicas for prompts, or auto")
+    count = None if text == "auto" else int(text)
+    return SplitWish(count, None if link is None else 1e9 * link)
+
+
+def _variants(
+    result: ServingAnswer,
+    cluster: Cluster,
+    workload: Workload,
+    slo: ServiceLevel,
+    policy: Policy,
+    wishes: tuple[AutoscaleWish | None, SplitWish | None],
+) -> list[Variant]:
+    """Of the best option that has several replicas, beside itself."""
+    autoscale, split = wishes
+    if autoscale is None and split is None:
+        return []
+    ordered = [result.best, *(point for point in result.points if point.load == 1.0)]
+    option = max((point.option for point in ordered), key=lambda each: len(each.setups) > 1)
+    if len(option.setups) < 2:
+        raise UsageError(
+            f"--autoscale and --disaggregate need several replicas, and {option.words} is one; use "
+            "more GPUs, or a lower --tensor-parallel"
+        )
+    variants = [plain(option, workload, slo, policy)]
+    if autoscale is not None:
+        variants.append(autoscaled(option, workload, slo, policy, autoscale))
+    if split is not None:
+        variants.append(disaggregated(option, cluster.pools, workload, slo, policy, split))
+    return variants
 
 
 def _seconds(milliseconds: float | None) -> float | None:
@@ -91,6 +177,9 @@ def render(document: Mapping[str, Any], console: Console) -> None:
     if document["frontier"]:
         console.print()
         console.print(_frontier_table(document))
+    if document["fleets"]:
+        console.print()
+        console.print(_fleets_table(document))
     if document["why_not"]:
         console.print()
         console.print(_why_not_table(document))
@@ -143,6 +232,22 @@ def _frontier_table(document: Mapping[str, Any]) -> Table:
             f"{point['load']:g}x",
             f"{point['tokens_per_s_per_gpu']:,.0f}",
             f"{point['tokens_per_s_per_user']:,.0f}",
+        )
+    return table
+
+
+def _fleets_table(document: Mapping[str, Any]) -> Table:
+    names = ("TTFT p50", "p99", "TPOT p50", "p99", "good", "GPU-hours")
+    table = _table("fleets, at the workload's own load", names)
+    for fleet in document["fleets"]:
+        table.add_row(
+            f"{fleet['kind']}: {fleet['words']}",
+            f"{1e3 * fleet['ttft']['p50']:.0f} ms",
+            f"{1e3 * fleet['ttft']['p99']:.0f} ms",
+            f"{1e3 * fleet['tpot']['p50']:.1f} ms",
+            f"{1e3 * fleet['tpot']['p99']:.1f} ms",
+            "" if fleet["goodput"] is None else f"{fleet['goodput']:.0%}",
+            f"{fleet['gpu_hours']:.3g}",
         )
     return table
 

@@ -17,16 +17,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ridgeline.engine.scheduling.rows import plan_late_tokens
 from ridgeline.engine.scheduling.running import Running
-from ridgeline.engine.scheduling.scheduler import Received, Scheduler
+from ridgeline.engine.scheduling.scheduler import Received, Scheduler, SchedulerConfig
 from ridgeline.engine.scheduling.state import Stream
 from ridgeline.engine.scheduling.step_plan import Step, StepPlan
 from ridgeline.engine.scheduling.tables import Tables
 
 NOTHING = StepPlan(0)
+RECEIVED_TOKENS = 1 << 40  # of a step: prompts that come whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,8 @@ def count_decode(running: Running, step: Step) -> None:
     for stream in running.decoding[: step.budget]:
         position = stream.position
         if position >= stream.limit:
-            rest.append(stream)
+            if position < stream.full_length - 1:  # otherwise its last token is planned
+                rest.append(stream)
             continue
         add_row(stream)
         add_position(position)
@@ -133,11 +135,20 @@ def count_decode(running: Running, step: Step) -> None:
 
 
 class CountingScheduler(Scheduler):
-    """Requests have a length to reach and no stop ids, and nothing is drafted."""
+    """Requests have a length to reach and no stop ids, and nothing is drafted. With `receives` keys
+    and values of a request's prompt come with it (its output so far being a token): of all that is
+    planned for it until it decodes, only that token is computed. One that is preempted begins anew.
+    """
 
     _tables_type = CountingTables
     _step_type = CountingStep
     _plan_decode = staticmethod(count_decode)
+
+    def __init__(self, config: SchedulerConfig, receives: bool = False) -> None:
+        if receives:
+            config = replace(config, token_budget=RECEIVED_TOKENS, prefix_cache=False)
+        super().__init__(config)
+        self._received: set[Hashable] | None = set() if receives else None
 
     def count(self, now: float = 0.0) -> CountedStep | None:
         """What `plan` would plan."""
@@ -146,6 +157,8 @@ class CountingScheduler(Scheduler):
             return None
         step = self._running.steps[self._num_steps]
         assert isinstance(step, CountingStep), "it makes no others"
+        if self._received is not None:
+            self._take_received(step, self._received)
         return CountedStep(
             step.step_id,
             budget - step.budget,
@@ -154,6 +167,15 @@ class CountingScheduler(Scheduler):
             step.num_pairs,
             [stream.key[0] for stream, end in step.pieces if end == stream.target],
         )
+
+    def _take_received(self, step: CountingStep, known: set[Hashable]) -> None:
+        for stream, end in step.pieces:
+            if stream.key[0] not in known:
+                known.add(stream.key[0])
+                assert end == stream.target, "there is room for a whole prompt in a step"
+                step.budget += end - 1
+                step.num_pairs -= end * (end + 1) // 2
+                step.positions.append(end - 1)
 
     def bring(self, step_id: int) -> bool:
         """The oldest step that is out has its tokens. Whether a request has ended with them."""
@@ -174,8 +196,9 @@ class CountingScheduler(Scheduler):
         ):
             return 0
         last = self._num_steps if running.steps else None
+        unplanned = 2 if last is None else 1  # a last token comes by a step that is brought
         for stream in running.decoding:
-            left = stream.full_length - 2 - stream.position  # the last token comes by a planned one
+            left = stream.full_length - unplanned - stream.position
             if left < most:
                 most = left
             if most < 1 or (last is not None and stream.last_step != last) or stream.copy_source:
@@ -199,8 +222,10 @@ class CountingScheduler(Scheduler):
             stream.last_step = last
             stream.tokens.extend(array("i", [stream.request.number]) * rounds)
             if stream.position > stream.limit:
-                extend(stream, stream.position, scratch)
-                stream.limit = 0
+                reach = extend(stream, stream.position, scratch)
+                assert reach == stream.position, "quiet rounds have their pages"
+                room = len(stream.pages) * running.tables.size
+                stream.limit = min(room, stream.full_length - 1)
         return last
 
     def decoding_positions(self) -> list[int]:

@@ -8,6 +8,7 @@ that `ridgeline serve --recipe` takes.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,7 @@ from ridgeline.data.workload import Workload
 from ridgeline.formats.files import atomic_write
 from ridgeline.planning.clusters.cluster import Cluster
 from ridgeline.planning.serving.options import ServingOption
+from ridgeline.planning.serving.page import write_serving_page
 from ridgeline.planning.serving.search import LoadPoint, ServingAnswer
 from ridgeline.planning.serving.served import ServiceLevel
 from ridgeline.planning.serving.tunings import Sureness, sureness
@@ -66,6 +68,15 @@ def write_plans(folder: Path, document: Mapping[str, Any]) -> list[Path]:
     return paths
 
 
+def write_whole(folder: Path, document: Mapping[str, Any]) -> list[str]:
+    """All of the answer, for programs and as a page."""
+    path, page = folder / "plan.json", folder / "plan.html"
+    with atomic_write(path) as file:
+        json.dump(document, file, indent=1)
+    write_serving_page(document, page)
+    return [str(path), str(page)]
+
+
 def _plans(model: str, result: ServingAnswer) -> list[dict[str, Any]]:
     """The best, then other options of the frontier."""
     options = [result.best.option]
@@ -83,13 +94,20 @@ def _plan(model: str, option: ServingOption) -> dict[str, Any]:
         "model": model,
         "option": option.words,
         "replicas": len(option.setups),
+        "replicas_by_ranks": Counter(str(each.recipe.parallel.tensor) for each in option.setups),
         "recipe": {"version": RECIPE_VERSION, **recipe},
     }
 
 
 def command(model: str, plan: Mapping[str, Any], path: Path) -> str:
-    replicas = f" --replicas {plan['replicas']}" if plan["replicas"] > 1 else ""
-    return f"ridgeline serve {model} --recipe {path}{replicas}"
+    """One, or where pools have replicas of different ranks one for each kind."""
+    degrees, own = plan["replicas_by_ranks"], plan["recipe"]["parallel"]["tensor"]
+    commands = []
+    for degree, count in degrees.items():
+        ranks = "" if int(degree) == own else f" --tensor-parallel {degree}"
+        replicas = f" --replicas {count}" if count > 1 else ""
+        commands.append(f"ridgeline serve {model} --recipe {path}{ranks}{replicas}")
+    return "; ".join(commands)
 
 
 def _point(point: LoadPoint, cluster: Cluster) -> dict[str, Any]:

@@ -6,14 +6,14 @@ simpler policy) chooses, replicas are brought up to each arrival's time and no f
     log.report(slo).goodput
 
 Requests come by their own clock (`run`), or as many at a time as there are clients (`run_closed`).
-With `scaling` replicas start and stop by the load, after the time that a start takes.
+With `scaling` (scaling.py) replicas start and stop by the load, after the time that a start takes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from ridgeline.data.workload import Workload
@@ -22,37 +22,17 @@ from ridgeline.engine.scheduling.state import Ask, Stats
 from ridgeline.errors import UsageError
 from ridgeline.planning.serving.asks import ask_of
 from ridgeline.planning.serving.replica import SimulatedReplica
+from ridgeline.planning.serving.scaling import Places, Scaling
 from ridgeline.planning.serving.served import RequestLog
 from ridgeline.planning.serving.setup import EngineSetup
+from ridgeline.planning.serving.step_times import seconds_of, ticks_of
 
 Policy = Literal["prefix", "least-loaded", "round-robin"]
 
 
-@dataclass(frozen=True)
-class Scaling:
-    """Replicas by load: another one when requests a replica are above `high`, one less below `low`.
-    A start takes as long as it was measured to.
-    """
-
-    most: int  # replicas
-    high: float  # requests a replica
-    low: float
-    start_s: float
-    least: int = 1
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.least <= self.most:
-            raise UsageError(
-                f"replicas go from {self.least} to {self.most}; give 1 <= least <= most"
-            )
-        if not 0 <= self.low < self.high or self.start_s < 0:
-            raise UsageError(
-                f"replicas are added above {self.high} requests and taken below {self.low}, "
-                f"{self.start_s} s later; give 0 <= low < high, and no negative time"
-            )
-
-
 class Fleet:
+    """`replicas` are those that were ever started, each in its place."""
+
     def __init__(
         self,
         setups: Sequence[EngineSetup],
@@ -63,36 +43,33 @@ class Fleet:
     ) -> None:
         if not setups:
             raise UsageError("a fleet has no replicas; give at least one")
-        self._policy, self._jumps, self._scaling = policy, jumps, scaling
-        self._setups = list(setups)
-        self.replicas: list[SimulatedReplica] = []
-        self._ready: list[float] = []  # when each can be sent requests
-        self._retired: list[float | None] = []  # since when it is sent no more
+        if scaling is not None and scaling.most > len(setups):
+            raise UsageError(
+                f"{scaling.most} replicas are wanted at most, and there are GPUs for {len(setups)}"
+            )
+        self._policy, self._jumps, self._setups = policy, jumps, list(setups)
+        self._places = Places(len(setups), scaling)
+        self._router = Router(len(setups))
         self._num_sent = 0
+        self.replicas: dict[int, SimulatedReplica] = {}
+        self.sent: list[int] = []  # where each request went, in order
         self.log = RequestLog(setups[0].times.tuning.request_s)
 
     @property
     def stats(self) -> list[Stats]:
-        return [replica.stats for replica in self.replicas]
+        return [replica.stats for replica in self.replicas.values()]
 
-    def replica_seconds(self, end: float) -> float:
-        """For how long replicas were paid for, from when each was started."""
-        scaling = self._scaling
-        began = [
-            ready - (scaling.start_s if scaling is not None and ready > 0 else 0.0)
-            for ready in self._ready
-        ]
-        return sum(
-            max(0.0, (end if until is None else until) - since)
-            for since, until in zip(began, self._retired, strict=True)
-        )
+    @property
+    def replica_seconds(self) -> float:
+        """For how long replicas were paid for, from when each was started to its last request."""
+        return seconds_of(self._places.paid(self._end))
 
     def run(self, workload: Workload) -> RequestLog:
         """Every request at its time."""
         self._begin(workload)
         for index in range(len(workload.requests)):
             ask = ask_of(workload, index)
-            self._arrive(ask, ask.arrival)
+            self._arrive(ask, ticks_of(ask.arrival))
         self._finish()
         return self.log
 
@@ -101,96 +78,83 @@ class Fleet:
         if concurrency < 1:
             raise UsageError(f"the concurrency is {concurrency}; give at least 1")
         self._begin(workload)
-        now = 0.0
+        now = 0
         for index in range(len(workload.requests)):
-            while sum(replica.num_requests for replica in self.replicas) >= concurrency:
+            while sum(each.num_requests for each in self.replicas.values()) >= concurrency:
                 now = self._next_end()
-            self._arrive(ask_of(workload, index, now), now)
+            self._arrive(ask_of(workload, index, seconds_of(now)), now)
         self._finish()
         return self.log
 
     def _begin(self, workload: Workload) -> None:
-        """Prompts that never begin alike find nothing in a prefix cache: without one the times are
-        the same, but for streams that are preempted, which find their own.
-        """
-        own = all(not one.block_hashes and one.prompt is None for one in workload.requests)
-        self._keeps, self._workload = not own, workload
-        num_first = len(self._setups) if self._scaling is None else self._scaling.least
-        for index in range(num_first):
-            self._start(0.0, index)
+        self._workload = workload
+        for place in self._places.first():
+            self.replicas[place] = self._started(place, 0)
 
-    def _start(self, ready: float, number: int) -> None:
-        setup = self._setups[number % len(self._setups)]
-        config = setup.scheduler
-        size = config.page_size
-        ever = sum(-(-request.num_tokens // size) + 1 for request in self._workload.requests)
-        config = replace(config, num_pages=min(config.num_pages, ever))  # more are never taken
-        if not self._keeps:
-            config = replace(config, prefix_cache=False)
-        self.replicas.append(
-            SimulatedReplica(
-                config,
-                setup.times,
-                self.log,
-                overlap=bool(setup.recipe.overlap),
-                jumps=self._jumps,
-                since=ready,
-            )
-        )
-        self._ready.append(ready)
-        self._retired.append(None)
-        self._router = Router(len(self.replicas))
+    def _started(self, place: int, since: int) -> SimulatedReplica:
+        return replica_of(self._setups[place], self._workload, self.log, self._jumps, since)
 
-    def _arrive(self, ask: Ask, now: float) -> None:
-        for replica in self.replicas:
+    def _arrive(self, ask: Ask, now: int) -> None:
+        for replica in self.replicas.values():
             replica.advance(now)
-        self._scale(now)
-        self.log.note_arrival(ask.request_id, now, ask.max_tokens)
-        self.replicas[self._route(ask, now)].submit(ask, now)
+        loads = {place: replica.num_requests for place, replica in self.replicas.items()}
+        for place, ready in self._places.scaled(loads, now):
+            self.replicas[place] = self._started(place, ready)
+            self._router.forget(place)
+        self.log.note_arrival(ask.request_id, seconds_of(now), ask.max_tokens)
+        place = self._route(ask, now)
+        self.sent.append(place)
+        self.replicas[place].submit(ask, now)
 
-    def _route(self, ask: Ask, now: float) -> int:
-        loads = self._loads(now)
+    def _route(self, ask: Ask, now: int) -> int:
+        up = self._places.up(now)
+        loads = [
+            self.replicas[place].num_requests if place in up else None
+            for place in range(len(self._setups))
+        ]
         self._num_sent += 1
-        up = [index for index, load in enumerate(loads) if load is not None]
         if len(up) == 1:
-            return up[0]
+            return min(up)
         if self._policy == "round-robin":
-            return up[self._num_sent % len(up)]
+            return sorted(up)[self._num_sent % len(up)]
         if self._policy == "least-loaded":
             return choose([0] * len(loads), loads)
         return self._router.route(ask.prompt, ask.salt, loads)
 
-    def _loads(self, now: float) -> list[int | None]:
-        """Requests at each replica; None for one that is not there yet, or no more."""
-        return [
-            replica.num_requests if ready <= now and retired is None else None
-            for replica, ready, retired in zip(
-                self.replicas, self._ready, self._retired, strict=True
-            )
-        ]
-
-    def _scale(self, now: float) -> None:
-        scaling = self._scaling
-        if scaling is None:
-            return
-        coming = [i for i, until in enumerate(self._retired) if until is None]
-        up = [i for i in coming if self._ready[i] <= now]
-        mean = sum(self.replicas[i].num_requests for i in up) / len(up)
-        if mean > scaling.high and len(coming) < scaling.most and len(coming) == len(up):
-            self._start(now + scaling.start_s, len(self.replicas))
-        elif mean < scaling.low and len(up) > scaling.least:
-            last = min(up, key=lambda i: (self.replicas[i].num_requests, -i))
-            self._retired[last] = now
-
-    def _next_end(self) -> float:
+    def _next_end(self) -> int:
         """The next time at which a request ends."""
         while True:
-            order = sorted(self.replicas, key=lambda replica: replica.next_time)
-            until = order[1].next_time if len(order) > 1 else math.inf
-            ended = order[0].advance_to_end(math.nextafter(until, math.inf))
+            order = sorted(self.replicas.values(), key=lambda replica: replica.next_time)
+            until = order[1].next_time + 1 if len(order) > 1 else math.inf
+            ended = order[0].advance_to_end(until)
             if ended is not None:
                 return ended
 
     def _finish(self) -> None:
-        for replica in self.replicas:
+        for replica in self.replicas.values():
             replica.advance(math.inf)
+        self._end = max(replica.now for replica in self.replicas.values())
+
+
+def replica_of(
+    setup: EngineSetup,
+    workload: Workload,
+    log: RequestLog,
+    jumps: bool = True,
+    since: int = 0,
+    receives: bool = False,
+) -> SimulatedReplica:
+    """Of a setup, for these requests: no more pages than they ever take; and no prefix cache where
+    prompts never begin alike: without one the times are the same, but for streams that are
+    preempted, which find their own.
+    """
+    config = setup.scheduler
+    size = config.page_size
+    ever = sum(-(-request.num_tokens // size) + 1 for request in workload.requests)
+    config = replace(config, num_pages=min(config.num_pages, ever))
+    if all(not one.block_hashes and one.prompt is None for one in workload.requests):
+        config = replace(config, prefix_cache=False)
+    overlap = bool(setup.recipe.overlap)
+    return SimulatedReplica(
+        config, setup.times, log, overlap=overlap, jumps=jumps, since=since, receives=receives
+    )

@@ -86,8 +86,7 @@ class Ways:
     def edits(self) -> Iterator[dict[str, Any]]:
         """Scheme, pages and ranks."""
         recipe = self._recipe
-        has_fp8 = all(pool.rate("fp8") is not None for pool in self._pools)
-        eight_bit = "fp8" if has_fp8 else "int8"
+        eight_bit = self._eight_bit()
         schemes = [recipe.scheme] if recipe.scheme else [eight_bit, None, "int4-g128"]
         dtypes = [recipe.kv.dtype] if recipe.kv.dtype != "auto" else [eight_bit, "auto"]
         for scheme, kv, tensor in product(schemes, dtypes, self._degrees(self._pools[0])):
@@ -108,7 +107,19 @@ class Ways:
                 yield edit
 
     def option(self, edit: Edit) -> ServingOption | None:
-        """None for what is among the rejections from now on."""
+        """None for what is among the rejections from now on, each with the smallest change that
+        was planned again and does.
+        """
+        made = self._made(edit)
+        if isinstance(made, ServingOption):
+            return made
+        self.rejections.append(replace(made, remedy=self._remedy(edit, made)))
+        return None
+
+    def fits_any(self) -> bool:
+        return any(isinstance(self._made(edit), ServingOption) for edit in self.edits())
+
+    def _made(self, edit: Edit) -> ServingOption | Rejection:
         recipe = edited_at_once(self._recipe, edit)
         setups: list[EngineSetup] = []
         for index in range(len(self._pools)):
@@ -116,14 +127,30 @@ class Ways:
                 setups += self._on_pool(index, recipe)
             except (OutOfMemoryError, UnsupportedError, UsageError) as error:
                 constraint, _, remedy = str(error).partition("; ")
-                self.rejections.append(Rejection(_in_words(recipe), constraint, remedy))
-                return None
+                return Rejection(_in_words(recipe), constraint, remedy)
         option = ServingOption(recipe, tuple(setups))
-        slow = self._too_slow(option)
-        if slow is not None:
-            self.rejections.append(slow)
-            return None
-        return option
+        return self._too_slow(option) or option
+
+    def _remedy(self, edit: Edit, known: Rejection) -> str:
+        for change in self._changes(edit):
+            made = self._made({**edit, **change})
+            if isinstance(made, ServingOption):
+                return f"{_in_words(made.recipe)} does"
+        return known.remedy
+
+    def _changes(self, edit: Edit) -> Iterator[dict[str, Any]]:
+        """Other pages, another scheme, more ranks or fewer, and then two of these."""
+        eight_bit = self._eight_bit()
+        pages = [{"kv.dtype": eight_bit}] if edit["kv.dtype"] == "auto" else []
+        schemes = [{"scheme": name} for name in (eight_bit, "int4-g128") if name != edit["scheme"]]
+        every, own = self._degrees(self._pools[0]), edit["parallel.tensor"]
+        ordered = sorted((each for each in every if each != own), key=lambda n: (n < own, n))
+        ranks = [{"parallel.tensor": degree} for degree in ordered]
+        yield from (*pages, *schemes, *ranks)
+        yield from ({**one, **other} for one in schemes for other in (*pages, *ranks))
+
+    def _eight_bit(self) -> str:
+        return "fp8" if all(pool.rate("fp8") is not None for pool in self._pools) else "int8"
 
     def token_s(self, option: ServingOption) -> float:
         """Of a token where one request is alone."""
@@ -170,7 +197,7 @@ class Ways:
 
     def _too_slow(self, option: ServingOption) -> Rejection | None:
         """Where the shortest of times is too long already: one request alone."""
-        slo, remedy = self._slo, "more ranks a replica, or a smaller scheme"
+        slo, remedy = self._slo, "no option here does"
         if slo.ttft_s is not None:
             ttft_s = min(alone_s(setup, self._prompt) for setup in option.setups)
             if ttft_s > slo.ttft_s:

@@ -4,10 +4,11 @@ and the tokens come back when it is over. Nothing is computed.
 The order of things is the engine's loop (engine/local/loop.py): plan, launch, wait for the oldest
 step. With `overlap` a step is planned while the one before it is on the device. Between an arrival,
 a stream's end and a shortage of pages running requests only grow; with `jumps` such rounds are
-taken at once, to the same times, bit by bit.
+taken at once, to the same times, bit by bit. One that `receives` is sent prompts with their keys
+and values, which others have computed. All times here are ticks (step_times.py).
 
     replica = SimulatedReplica(config, times, RequestLog())
-    replica.submit(ask, now=0.0)
+    replica.submit(ask, now=0)
     replica.advance(until=math.inf)
 """
 
@@ -16,14 +17,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from ridgeline.engine.scheduling.counting import CountedStep, CountingScheduler
 from ridgeline.engine.scheduling.scheduler import MAX_STEPS_OUT, SchedulerConfig
 from ridgeline.engine.scheduling.state import Ask, Stats
 from ridgeline.planning.serving.served import RequestLog
-from ridgeline.planning.serving.step_times import PredictedTimes
+from ridgeline.planning.serving.step_times import PredictedTimes, Series, seconds_of
 
 MOST_ROUNDS = 1 << 20  # taken at once
 
@@ -32,7 +34,7 @@ class OutStep(NamedTuple):
     """A step on the device."""
 
     step_id: int
-    end: float
+    end: int
     prompts_ended: list[Hashable]  # requests that have their first token with it
 
 
@@ -45,12 +47,13 @@ class SimulatedReplica:
         *,
         overlap: bool = True,
         jumps: bool = True,
-        since: float = 0.0,
+        since: int = 0,
+        receives: bool = False,
     ) -> None:
-        self.scheduler = CountingScheduler(config)
+        self.scheduler = CountingScheduler(config, receives)
         self.now = since  # of its host: when it plans next
         self.num_requests = 0  # there, and not ended
-        self.busy_s = 0.0  # its device
+        self.busy = 0  # ticks of its device
         self._times, self._log, self._jumps = times, log, jumps
         self._depth = MAX_STEPS_OUT if overlap else 1
         self._out: deque[OutStep] = deque()
@@ -66,7 +69,7 @@ class SimulatedReplica:
         """When it does something again; infinity while nobody asks."""
         return math.inf if self._is_idle else self.now
 
-    def submit(self, ask: Ask, now: float) -> None:
+    def submit(self, ask: Ask, now: int) -> None:
         """A request reaches it. `advance(until=now)` comes first."""
         if self._is_idle:
             self.now, self._is_idle = max(self.now, now), False
@@ -80,7 +83,7 @@ class SimulatedReplica:
             if not (self._jumps and self._jump(until)):
                 self._round()
 
-    def advance_to_end(self, until: float) -> float | None:
+    def advance_to_end(self, until: float) -> int | None:
         """Up to when a request ends, if one does before `until`; when that is."""
         present = self.num_requests
         while self.now < until and not self._is_idle and self.num_requests == present:
@@ -90,7 +93,7 @@ class SimulatedReplica:
 
     def _round(self) -> None:
         """As the engine's loop advances: plan and launch a step, wait for the one that is due."""
-        step = self.scheduler.count(self.now)
+        step = self.scheduler.count()
         if step is not None:
             self._launch(step)
         if self._out and (step is None or len(self._out) >= self._depth):
@@ -100,9 +103,9 @@ class SimulatedReplica:
 
     def _launch(self, step: CountedStep) -> None:
         keys = self._keys(step.positions)
-        seconds = self._times.seconds(step.num_tokens, step.num_samples, keys, step.num_pairs)
-        self._device_free = max(self.now, self._device_free) + seconds
-        self.busy_s += seconds
+        taken = self._times.ticks(step.num_tokens, step.num_samples, keys, step.num_pairs)
+        self._device_free = max(self.now, self._device_free) + taken
+        self.busy += taken
         self._out.append(OutStep(step.step_id, self._device_free, step.prompts_ended))
 
     def _keys(self, positions: list[int]) -> list[int]:
@@ -118,14 +121,14 @@ class SimulatedReplica:
         self.now = max(self.now, out.end)
         has_ended = self.scheduler.bring(out.step_id)
         for request_id in out.prompts_ended:
-            self._log.note_first(request_id, self.now)
+            self._log.note_first(request_id, seconds_of(self.now))
         if has_ended:
             self._note_ended()
 
     def _note_ended(self) -> None:
         for end in self.scheduler.take_ended():
             self.num_requests -= 1
-            self._log.note_end(end, self.now)
+            self._log.note_end(end, seconds_of(self.now))
 
     def _jump(self, until: float) -> bool:
         """Quiet rounds, all that begin before `until`. Whether there were any."""
@@ -144,34 +147,40 @@ class SimulatedReplica:
         """Time goes on by the steps of quiet rounds, at most so many; how many began before
         `until`.
         """
-        rows, keys = len(positions), self._keys(positions)
-        growth = _Growth(positions, self._times.windows)
-        now, free, rounds, busy = self.now, self._device_free, 0, self.busy_s
-        quiet_s = self._times.of_rows(rows)
-        overlaps = self._depth > 1
-        while rounds < most and now < until:
-            seconds = quiet_s(keys)
-            due = free
-            free = (now if now > free else free) + seconds
-            now = max(now, due) if overlaps else free
-            busy += seconds
-            growth.add_to(keys)
-            rounds += 1
-        self.now, self._device_free, self.busy_s = now, free, busy
+        base, windows = self._times.of_rows(len(positions)), self._times.windows
+        keys, rounds = self._keys(positions), 0
+        steps = _steady(positions, windows)
+        while rounds < most and self.now < until:
+            lasts, growth = next(steps)
+            count = self._pass_steady(base.series(keys, growth), min(lasts, most - rounds), until)
+            keys = [known + count * more for known, more in zip(keys, growth, strict=True)]
+            rounds += count
         return rounds
 
+    def _pass_steady(self, series: Series, most: int, until: float) -> int:
+        """With `overlap` a round ends when the step before its own is done."""
+        start, lag = max(self.now, self._device_free), int(self._depth > 1)
+        count = most
+        if start + series.total(most - lag) >= until:
+            wanted = until - start
+            count = 1 + bisect_left(range(1, most), wanted, key=lambda n: series.total(n - lag))
+        taken = series.total(count)
+        self.now, self._device_free = start + series.total(count - lag), start + taken
+        self.busy += taken
+        return count
 
-class _Growth:
-    """By how many keys a round more reads, while rows grow by a token each."""
 
-    def __init__(self, positions: list[int], windows: list[int | None]) -> None:
-        self._num_rows, self._windows, self._rounds = len(positions), windows, 0
-        self._sorted = sorted(positions) if len(windows) > 1 or windows[0] is not None else []
-
-    def add_to(self, keys: list[int]) -> None:
-        for index, window in enumerate(self._windows):
-            if window is None:
-                keys[index] += self._num_rows
-            else:  # rows at position p read p + 1 keys until that is the window
-                keys[index] += bisect_left(self._sorted, window - 1 - self._rounds)
-        self._rounds += 1
+def _steady(positions: list[int], windows: list[int | None]) -> Iterator[tuple[int, list[int]]]:
+    """For so many rounds, so many keys more each, for each kind of window, while rows grow by a
+    token each: a row at position p reads p + 1 keys until that is the window.
+    """
+    limits = [window for window in windows if window is not None]
+    left = sorted({limit - 1 - p for limit in limits for p in positions if p < limit - 1})
+    for begin, end in pairwise((0, *left, MOST_ROUNDS)):
+        yield (
+            end - begin,
+            [
+                len(positions) if window is None else sum(window - 1 - p > begin for p in positions)
+                for window in windows
+            ],
+        )

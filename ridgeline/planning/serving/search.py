@@ -7,8 +7,8 @@ less of it, until it is known how much each can take and what it gives each user
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ridgeline.data.workload import Workload
@@ -17,17 +17,19 @@ from ridgeline.models import ModelConfig
 from ridgeline.planning.clusters.cluster import Cluster
 from ridgeline.planning.serving.fleet import Fleet, Policy
 from ridgeline.planning.serving.options import Rejection, ServingOption, Ways
-from ridgeline.planning.serving.served import RunReport, ServiceLevel
+from ridgeline.planning.serving.served import RunReport, ServiceLevel, is_carried
 from ridgeline.progress import Progress, WholeRun
 from ridgeline.recipe import Recipe, dotted_values
 
-GOOD = 0.9  # share of requests that keep the service level, where a load counts as carried
-NUM_COMPARED = 400  # requests of the workload, that all options are compared on
+NUM_COMPARED = 400  # requests of the workload, that all options are compared on at its rate
+LASTING = 0.25  # times as many of them as they come faster, or else they would all come at once
 NUM_FINALISTS = 3  # options that are tried with other limits, and then under all loads
 MOST_REQUESTS = 1500  # of the workload, that a curve is drawn with
 MOST_LOAD = 1024.0  # times the workload's rate
-REFINEMENTS = 2  # of the load between the last one carried and the first that is not
-CURVE = (0.25, 0.5, 0.75, 1.0, 1.25)  # of the most that is carried
+REFINEMENTS = 1  # of the load between the last one carried and the first that is not
+CURVE = (0.5, 0.75, 1.0, 1.15)  # of the most that is carried
+APART = 1.03  # in tokens/s a user, that points of the frontier are told apart by
+KNEE = 3  # halvings of what lies between the most load carried and the least that is not
 
 
 @dataclass(frozen=True)
@@ -91,14 +93,15 @@ def search(
     enough, with how close it comes.
     """
     ways = Ways(config, cluster, workload, base, slo)
-    tried = _Tried(workload.first(min(len(workload.requests), NUM_COMPARED)), slo, policy)
+    tried = _Tried(workload, slo, policy)
     tell = progress or WholeRun()
     edits = list(ways.edits())
     for number, edit in enumerate(edits):
         tell("options", number, len(edits))
         tried.add(ways.option(edit))
     if not tried.capacities:
-        raise _nothing(ways.rejections, cluster, slo)
+        more = _enough(cluster, lambda larger: Ways(config, larger, workload, base, slo).fits_any())
+        raise _nothing(ways.rejections, cluster, slo, more)
     edits = [{**leader.edit, **limits} for leader in tried.leaders() for limits in ways.limits()]
     for number, edit in enumerate(edits):
         tell("limits", number, len(edits))
@@ -116,7 +119,7 @@ def search(
     best = max((point for point in points if point.load == 1.0), key=_rank)
     carried = [point for point in points if point.option is best.option and point.is_carried]
     most = max(carried, key=lambda point: point.load, default=best)
-    lost = [_less(each, leaders[0]) for each in tried.capacities if each not in leaders]
+    lost = [_less(each, leaders[0], slo) for each in tried.capacities if each not in leaders]
     return ServingAnswer(
         best,
         most,
@@ -129,12 +132,12 @@ def search(
 
 def frontier(points: Sequence[LoadPoint]) -> list[LoadPoint]:
     """Those that no other beats in tokens/s a GPU and in tokens/s a user, by the former; each load
-    is carried.
+    is carried. Of several that are nearly the same, one.
     """
     kept: list[LoadPoint] = []
     carried = [point for point in points if point.is_carried]
     for point in sorted(carried, key=lambda p: (-p.tokens_per_gpu, -p.tokens_per_user)):
-        if not kept or point.tokens_per_user > kept[-1].tokens_per_user:
+        if not kept or point.tokens_per_user > APART * kept[-1].tokens_per_user:
             kept.append(point)
     return kept
 
@@ -143,8 +146,10 @@ class _Capacity(NamedTuple):
     """How much of the compared traffic an option carries."""
 
     option: ServingOption
-    load: float  # times the workload's rate; 0: it does not carry what an earlier option did
+    load: float  # times the workload's rate; 0: it does not even carry that
     report: RunReport  # at that load, or at the one it does not carry
+    missed: RunReport | None = None  # at the load of an earlier option, where it is too much
+    missed_load: float = 0.0
 
     @property
     def edit(self) -> dict[str, Any]:
@@ -164,8 +169,8 @@ class _Capacity(NamedTuple):
 class _Tried:
     """Options, each under the most of the compared traffic that it carries."""
 
-    def __init__(self, sample: Workload, slo: ServiceLevel, policy: Policy) -> None:
-        self._sample, self._slo, self._policy = sample, slo, policy
+    def __init__(self, workload: Workload, slo: ServiceLevel, policy: Policy) -> None:
+        self._workload, self._slo, self._policy = workload, slo, policy
         self._words: set[str] = set()
         self.capacities: list[_Capacity] = []
 
@@ -179,18 +184,19 @@ class _Tried:
         return sorted(self.capacities, key=lambda each: each.rank, reverse=True)[:NUM_FINALISTS]
 
     def _capacity(self, option: ServingOption) -> _Capacity:
-        """First under the most load that any option before it carried: one that does not carry this
-        is out, by one run. Then doubling while it is carried, and halving what lies between.
-        Without a service level, or where all come at once, it is the throughput of all at once.
+        """First under the most load that any option before it carried: of one that does not carry
+        this only half, a quarter and so on is tried. Otherwise doubling while it is carried, and
+        halving what lies between. Without a service level, or where all come at once, it is the
+        throughput of all at once.
         """
-        sample = self._sample
+        sample = self._sample(1.0)
         if self._slo == ServiceLevel() or sample.duration_s == 0:
             report = _run(option, sample.at_once(), self._slo, self._policy)
             return _Capacity(option, round(report.output_tokens_per_s, 1), report)
         carried = max([1.0, *(each.load for each in self.capacities)])
         known = self._at(option, carried)
         if not is_carried(known):
-            return _Capacity(option, 0.0, known)
+            return self._less(option, carried, known)
         while carried < MOST_LOAD and is_carried(report := self._at(option, 2 * carried)):
             carried, known = 2 * carried, report
         low, high = carried, 2 * carried
@@ -202,12 +208,20 @@ class _Tried:
                 high = middle
         return _Capacity(option, low, known)
 
+    def _less(self, option: ServingOption, load: float, missed: RunReport) -> _Capacity:
+        tried = load
+        while tried > 1.0:
+            tried = max(1.0, tried / 2)
+            if is_carried(report := self._at(option, tried)):
+                return _Capacity(option, tried, report, missed, load)
+        return _Capacity(option, 0.0, missed, missed, load)
+
     def _at(self, option: ServingOption, load: float) -> RunReport:
-        return _run(option, self._sample.sped_up(load), self._slo, self._policy)
+        return _run(option, self._sample(load).sped_up(load), self._slo, self._policy)
 
-
-def is_carried(report: RunReport) -> bool:
-    return report.goodput is None or report.goodput >= GOOD
+    def _sample(self, load: float) -> Workload:
+        wanted = int(NUM_COMPARED * max(1.0, LASTING * load))
+        return self._workload.first(min(len(self._workload.requests), wanted, MOST_REQUESTS))
 
 
 def _rank(point: LoadPoint) -> tuple[float, float, float]:
@@ -223,44 +237,90 @@ def _run(option: ServingOption, workload: Workload, slo: ServiceLevel, policy: P
 def _curve(
     leader: _Capacity, place: int, workload: Workload, slo: ServiceLevel, policy: Policy
 ) -> list[LoadPoint]:
-    """Under the workload's own load, and parts of the most that it is thought to carry."""
-    loads = {1.0}
+    """Under the workload's own load, and parts of the most that is carried."""
+    option, reports = leader.option, dict[float, RunReport]()
+
+    def at(load: float) -> RunReport:
+        if load not in reports:
+            reports[load] = _run(option, workload.sped_up(load), slo, policy)
+        return reports[load]
+
+    at(1.0)
     if workload.duration_s > 0 and slo != ServiceLevel():
-        loads |= {round(max(leader.load, 1.0) * share, 4) for share in CURVE}
-    option, points = leader.option, []
-    for load in sorted(loads):
-        report = _run(option, workload.sped_up(load), slo, policy)
-        points.append(LoadPoint(option, load, report, place))
-    return points
+        most = _knee(leader.load, at)
+        for share in CURVE:
+            at(round(most * share, 4))
+    return [LoadPoint(option, load, reports[load], place) for load in sorted(reports)]
 
 
-def _less(each: _Capacity, best: _Capacity) -> Rejection:
-    """What it gives where the first gives more."""
-    report = each.report
-    if not is_carried(report):
+def _knee(guess: float, at: Callable[[float], RunReport]) -> float:
+    """The most load that the whole workload is carried with, from what a part of it was."""
+    low, high = 0.0, max(guess, 1.0)
+    while high < MOST_LOAD and is_carried(at(high)):
+        low, high = high, 1.25 * high
+    if not low:
+        low = high
+        while low > 0.1 and not is_carried(at(low)):
+            low, high = low / 2, low
+    for _ in range(KNEE):
+        middle = round((low + high) / 2, 4)
+        low, high = (middle, high) if is_carried(at(middle)) else (low, middle)
+    return low
+
+
+def _less(each: _Capacity, best: _Capacity, slo: ServiceLevel) -> Rejection:
+    """What it gives where the first gives more, and what it could be used for."""
+    missed = each.missed
+    if missed is not None:
+        bound = max(_excesses(missed, slo), key=lambda one: one[1], default=("", 0.0))[0]
         why = (
-            f"{report.goodput:.0%} keep the service level at {report.requests_per_s:.1f} requests/s"
-            f" (TTFT p90 {1e3 * report.ttft.p90:.0f} ms, TPOT p90 {1e3 * report.tpot.p90:.1f} ms)"
+            f"{bound or 'the service level'} at {each.missed_load:g} times the traffic: "
+            f"{missed.goodput:.0%} keep it"
         )
-    elif report.goodput is None:
+        rate = f"{each.report.requests_per_s:.1f} requests/s"
+        fits = f"carries {each.load:g} times it, {rate}" if each.load else "less traffic"
+        return Rejection(each.option.words, why, fits)
+    if each.report.goodput is None:
         least = best.report.output_tokens_per_s
-        why = f"{report.output_tokens_per_s:,.0f} tokens/s; the first gives {least:,.0f}"
-    else:
-        why = f"carries {each.load:g} times the traffic; the first {best.load:g}"
-    return Rejection(each.option.words, why, "")
+        why = f"{each.report.output_tokens_per_s:,.0f} tokens/s; the first gives {least:,.0f}"
+        return Rejection(each.option.words, why, "")
+    why = f"no more than the first: {each.load:g} times the traffic, and {best.load:g}"
+    return Rejection(each.option.words, why, f"carries {each.load:g} times")
 
 
-def _nothing(rejections: Sequence[Rejection], cluster: Cluster, slo: ServiceLevel) -> Exception:
+def _excesses(report: RunReport, slo: ServiceLevel) -> list[tuple[str, float]]:
+    """By how much each bound is missed at the 90th percentile."""
+    bounds = (("TTFT", slo.ttft_s, report.ttft.p90), ("TPOT", slo.tpot_s, report.tpot.p90))
+    return [
+        (f"{name} p90 {1e3 * reached:.4g} ms of {1e3 * bound:g}", reached / bound)
+        for name, bound, reached in bounds
+        if bound is not None and reached > bound
+    ]
+
+
+def _enough(cluster: Cluster, does: Callable[[Cluster], bool]) -> str:
+    """What can be done: as many GPUs as are enough, planned again."""
+    for times in (2, 4, 8, 16):
+        pools = tuple(replace(pool, num_gpus=times * pool.num_gpus) for pool in cluster.pools)
+        if does(replace(cluster, pools=pools)):
+            counts = " + ".join(f"{pool.num_gpus}x{pool.gpu.name}" for pool in pools)
+            return f"{counts} would do"
+    return f"{times} times as many GPUs do not do either"
+
+
+def _nothing(
+    rejections: Sequence[Rejection], cluster: Cluster, slo: ServiceLevel, more: str
+) -> Exception:
     """No option: the one that came closest, and what it lacks."""
     slow = [one for one in rejections if one.excess]
     if slow:
         nearest = min(slow, key=lambda one: one.excess)
         return UsageError(
             f"nothing on {cluster.name} meets this; the closest is {nearest.words}. "
-            f"{nearest.constraint}: allow more, or take faster or more GPUs"
+            f"{nearest.constraint}; allow more ({more})"
         )
     nearest = rejections[-1]
     return OutOfMemoryError(
         f"the model fits no way on {cluster.name}; the smallest that was tried, {nearest.words}, "
-        f"{nearest.constraint}; {nearest.remedy or 'take more GPUs'}"
+        f"{nearest.constraint}; {more}"
     )

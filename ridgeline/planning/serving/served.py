@@ -9,11 +9,13 @@ makes of a run: times to first token, times per output token, throughput, goodpu
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from ridgeline.engine.scheduling.state import End
 from ridgeline.errors import UsageError
+
+GOOD = 0.9  # share of requests that keep the service level, where a load counts as carried
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,15 @@ class Quantiles:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Quantiles:
-        """Of values of which there is at least one: each quantile is one of them."""
+        """Of values of which there is at least one; between two of them on a straight line."""
         ordered = sorted(values)
-        last = len(ordered) - 1
-        p50, p90, p99 = (ordered[round(share * last)] for share in (0.5, 0.9, 0.99))
+
+        def at(share: float) -> float:
+            below, part = divmod(share * (len(ordered) - 1), 1)
+            low, high = ordered[int(below)], ordered[min(int(below) + 1, len(ordered) - 1)]
+            return low + (high - low) * part
+
+        p50, p90, p99 = (at(share) for share in (0.5, 0.9, 0.99))
         return cls(sum(ordered) / len(ordered), p50, p90, p99)
 
 
@@ -82,8 +89,23 @@ class RunReport:
     requests_per_s: float
     goodput: float | None  # share of all requests that keep the service level; None: none was given
 
+    def times_as_many(self, count: int) -> RunReport:
+        """Of a run in which each request stood for so many."""
+        return replace(
+            self,
+            num_requests=count * self.num_requests,
+            num_refused=count * self.num_refused,
+            output_tokens_per_s=count * self.output_tokens_per_s,
+            requests_per_s=count * self.requests_per_s,
+        )
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def is_carried(report: RunReport) -> bool:
+    """Whether enough requests keep the service level."""
+    return report.goodput is None or report.goodput >= GOOD
 
 
 class _Coming(NamedTuple):
@@ -109,14 +131,19 @@ class RequestLog:
         self._first.setdefault(request_id, now + self._request_s)
 
     def note_end(self, end: End, now: float) -> None:
-        coming = self._coming[end.request_id]
-        if end.status != "finished":
-            self.refused[end.request_id] = end.reason
-            return
-        first = self._first.pop(end.request_id)
-        self.times[end.request_id] = AnsweredRequest(
+        if end.status == "finished":
+            self.note_finished(end.request_id, now)
+        else:
+            self.note_refusal(end.request_id, end.reason)
+
+    def note_finished(self, request_id: Hashable, now: float) -> None:
+        coming, first = self._coming[request_id], self._first.pop(request_id)
+        self.times[request_id] = AnsweredRequest(
             coming.arrival, first, now + self._request_s, coming.num_output_tokens
         )
+
+    def note_refusal(self, request_id: Hashable, reason: str) -> None:
+        self.refused[request_id] = reason
 
     def report(self, slo: ServiceLevel | None = None) -> RunReport:
         """Of a run in which somebody was answered."""

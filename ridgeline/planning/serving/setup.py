@@ -8,7 +8,7 @@ engine's own memory plan leaves it, and what its steps take.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,7 +20,7 @@ from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware
 from ridgeline.models import ModelConfig
 from ridgeline.parallel.degrees import check_degree
-from ridgeline.planning.serving.step_times import PredictedTimes, Tuning
+from ridgeline.planning.serving.step_times import GroupedTimes, PredictedTimes, Tuning
 from ridgeline.profiling.predicting.gains import kv_bytes
 from ridgeline.profiling.predicting.run_state import RunState
 from ridgeline.profiling.predicting.step_model import planned_bytes_per_weight
@@ -69,6 +69,20 @@ def engine_setup(
     scheduler = scheduler_config([config], filled, memory.num_pages)
     known = times or PredictedTimes.of(run_state(config, filled, hardware), tuning)
     return EngineSetup(config, filled, hardware, memory, scheduler, known)
+
+
+def grouped(setup: EngineSetup, size: int) -> EngineSetup:
+    """The same for a workload of one request where there are so many alike: each of its requests
+    stands for them, so that a run of thousands costs what one of hundreds does.
+    """
+    scheduler = setup.scheduler
+    fewer = replace(
+        scheduler,
+        num_pages=max(1, scheduler.num_pages // size),
+        token_budget=max(1, scheduler.token_budget // size),
+        max_batch=max(1, scheduler.max_batch // size),
+    )
+    return replace(setup, scheduler=fewer, times=GroupedTimes(setup.times, size))
 
 
 def run_state(config: ModelConfig, filled: Recipe, hardware: Hardware) -> RunState:

@@ -3,6 +3,9 @@ sample, keys that are read, pairs that prompts attend to. The model of a step
 (profiling/predicting/) says what each costs; here its answers are put into curves and rates, so
 that a simulated step costs microseconds.
 
+Time is counted in whole ticks: sums of many steps are exact then, in whatever order they are made,
+and many at once (`Series`) give to the bit what one by one gives.
+
     times = PredictedTimes.of(state)                   # a RunState: model, recipe, hardware
     times.seconds(tokens=64, samples=64, keys=[64 * 500], pairs=0)
 """
@@ -14,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import hypot
+from typing import NamedTuple
 
 from ridgeline.engine.memory.parts import part_of
 from ridgeline.models.cost import MeanStep
@@ -23,6 +27,15 @@ from ridgeline.profiling.predicting.step_model import StepParts, modelled
 # Attention's rates are read off one step with so many keys, and one with so many pairs.
 MANY_KEYS, MANY_PAIRS = 1e8, 1e10
 MANY_TOKENS = 8192  # a step in which products are bound by multiplying
+TICKS = 1 << 60  # a second: a key of the smallest model still takes a million of them
+
+
+def ticks_of(seconds: float) -> int:
+    return round(seconds * TICKS)
+
+
+def seconds_of(ticks: int) -> float:
+    return ticks / TICKS
 
 
 @dataclass(frozen=True)
@@ -34,6 +47,7 @@ class Tuning:
     matrices: float = 1.0  # times as long
     attention: float = 1.0
     prompts: float = 1.0  # the whole of steps that hold pieces of prompts, more than the others
+    fixed: float = 1.0  # what kernels take with nothing to do: gaps, attention without keys
     step_s: float = 0.0  # more, each step
     row_s: float = 0.0  # more, each row that samples: what a host does for each
     request_s: float = 0.0  # before a request reaches the scheduler, and its tokens the reader
@@ -82,20 +96,55 @@ COUNTS = _counts()
 
 
 class BaseTime:
-    """What steps of as many tokens and samples have in common."""
+    """What steps of as many tokens and samples have in common, in ticks."""
 
     __slots__ = ("_busy", "_first", "_host", "_launches", "_rest")
 
-    def __init__(self, busy: float, launches: float, host: float, key_s: Sequence[float]) -> None:
+    def __init__(self, busy: int, launches: int, host: int, per_key: Sequence[int]) -> None:
         self._busy, self._launches, self._host = busy, launches, host
-        self._first, self._rest = key_s[0], key_s[1:]
+        self._first, self._rest = per_key[0], per_key[1:]
 
-    def seconds(self, keys: Sequence[int]) -> float:
+    def ticks(self, keys: Sequence[int]) -> int:
         """A device that is quicker than its launches waits for them."""
+        device = self._device(keys)
+        return (device if device > self._launches else self._launches) + self._host
+
+    def grouped(self, size: int) -> BaseTime:
+        """With keys counted for one row of so many that are alike."""
+        per_key = [size * each for each in (self._first, *self._rest)]
+        return BaseTime(self._busy, self._launches, self._host, per_key)
+
+    def series(self, keys: Sequence[int], growth: Sequence[int]) -> Series:
+        """Of steps that each read so many keys more than the one before."""
+        more = self._device(growth) - self._busy
+        return Series(self._device(keys), more, self._launches, self._host)
+
+    def _device(self, keys: Sequence[int]) -> int:
         device = self._busy + self._first * keys[0]
         if self._rest:
             device += sum(s * n for s, n in zip(self._rest, keys[1:], strict=True))
-        return (device if device > self._launches else self._launches) + self._host
+        return device
+
+
+class Series(NamedTuple):
+    """Steps of which the device takes `more` ticks longer each; none is shorter than its launches,
+    and the host has its part of each.
+    """
+
+    device: int  # of the first
+    more: int
+    launches: int
+    host: int
+
+    def total(self, count: int) -> int:
+        """Of the first so many."""
+        device, more, launches, host = self
+        waiting = 0  # steps that wait for their launches
+        if device < launches:
+            waiting = min(count, -((device - launches) // more)) if more else count
+        rest = count - waiting
+        grown = rest * (device + waiting * more) + more * (rest * (rest - 1) // 2)
+        return waiting * launches + grown + count * host
 
 
 class PredictedTimes:
@@ -103,15 +152,20 @@ class PredictedTimes:
     counted for each kind by itself, none more than its window holds.
     """
 
-    def __init__(self, state: RunState, tuning: Tuning) -> None:
+    def __init__(
+        self, state: RunState, tuning: Tuning, known: dict[MeanStep, StepParts] | None = None
+    ) -> None:
         recipe = state.recipe
         self._state = replace(state, config=part_of(state.config, recipe))
+        self._untuned: dict[MeanStep, StepParts] = {} if known is None else known
+        self._given = state
         self.tuning = tuning
         layers = Counter(layer.window for layer in state.config.layers)
         self.windows = sorted(layers, key=lambda window: (window is not None, window))
         per_key, self._pair_s = self._attention_rates()
         share = {window: count / state.config.num_layers for window, count in layers.items()}
-        self._key_s = [per_key * share[window] for window in self.windows]
+        self._per_key = [ticks_of(per_key * share[window]) for window in self.windows]
+        self._per_pair = ticks_of(self._pair_s)
         self._bases: dict[tuple[int, int], BaseTime] = {}
         self._reading_s = self._parts(1, 0).matrices_s
         self._token_s = self._parts(MANY_TOKENS, 0).matrices_s / MANY_TOKENS
@@ -123,38 +177,49 @@ class PredictedTimes:
     def of(cls, state: RunState, tuning: Tuning | None = None) -> PredictedTimes:
         return cls(state, tuning or Tuning())
 
+    def tuned(self, tuning: Tuning) -> PredictedTimes:
+        """By another tuning; what the model of a step has said already is not asked again."""
+        return PredictedTimes(self._given, tuning, self._untuned)
+
     def seconds(self, tokens: int, samples: int, keys: Sequence[int], pairs: int) -> float:
+        return seconds_of(self.ticks(tokens, samples, keys, pairs))
+
+    def ticks(self, tokens: int, samples: int, keys: Sequence[int], pairs: int) -> int:
         """`keys` are those that decode rows read, for each kind of window; `pairs` those of the
         prompts' tokens and what they see.
         """
-        seconds = self._base(tokens, samples).seconds(keys)
+        base = self._bases.get((tokens, samples)) or self._base(tokens, samples)
+        own = base.ticks(keys)
         if not pairs:
-            return seconds
-        return (seconds + self._pair_s * pairs) * self.tuning.prompts
+            return own
+        return int((own + self._per_pair * pairs) * self.tuning.prompts)
 
-    def of_rows(self, rows: int) -> Callable[[Sequence[int]], float]:
-        """The seconds of decode steps with so many rows, by the keys that they read."""
-        return self._base(rows, rows).seconds
+    def of_rows(self, rows: int) -> BaseTime:
+        """What decode steps with so many rows have in common."""
+        return self._base(rows, rows)
 
     def _base(self, tokens: int, samples: int) -> BaseTime:
         known = self._bases.get((tokens, samples))
         if known is None:
             busy, launches = self._busy(tokens) + self._heads(samples), self._launches(tokens)
             host = self._host_s + self.tuning.row_s * samples
-            known = BaseTime(busy, launches, host, self._key_s)
+            known = BaseTime(ticks_of(busy), ticks_of(launches), ticks_of(host), self._per_key)
             self._bases[tokens, samples] = known
         return known
 
     def _parts(self, tokens: int, samples: int, pairs: float = 0.0, keys: float = 0.0) -> StepParts:
         rows = min(tokens, max(samples, 1))
-        return modelled(self._state, MeanStep(rows, tokens, samples, pairs, keys))
+        work = MeanStep(rows, tokens, samples, pairs, keys)
+        if work not in self._untuned:
+            self._untuned[work] = modelled(self._state, work)
+        return self._untuned[work]
 
     def _busy_s(self, tokens: int) -> float:
         """Of the device, but for attention's keys and the head."""
-        parts = self._parts(tokens, 0)
-        matrices, attention = self.tuning.matrices, self.tuning.attention
-        own = self._matrices_s(tokens) * matrices + parts.attention_s * attention + parts.other_s
-        return own + parts.gap_s + parts.communication_s
+        parts, tuning = self._parts(tokens, 0), self.tuning
+        fixed = (parts.attention_s * tuning.attention + parts.gap_s) * tuning.fixed
+        own = self._matrices_s(tokens) * tuning.matrices + fixed
+        return own + parts.other_s + parts.communication_s
 
     def _matrices_s(self, tokens: int) -> float:
         """Where reading weights and multiplying take about as long, products take longer than
@@ -183,3 +248,25 @@ class PredictedTimes:
         pairs = modelled(state, MeanStep(1, 1, 1, MANY_PAIRS, 0)).attention_s
         factor = self.tuning.attention
         return factor * (keys - none) / MANY_KEYS, factor * (pairs - none) / MANY_PAIRS
+
+
+class GroupedTimes(PredictedTimes):
+    """For a scheduler that has one request where there are `size` alike, and as much less of
+    pages, seats and tokens a step: what the whole takes.
+    """
+
+    def __init__(self, times: PredictedTimes, size: int) -> None:
+        self._times, self._size = times, size
+        self.windows, self.tuning = times.windows, times.tuning
+        self._grouped: dict[int, BaseTime] = {}
+
+    def ticks(self, tokens: int, samples: int, keys: Sequence[int], pairs: int) -> int:
+        size = self._size
+        return self._times.ticks(
+            size * tokens, size * samples, [size * n for n in keys], size * pairs
+        )
+
+    def of_rows(self, rows: int) -> BaseTime:
+        if rows not in self._grouped:
+            self._grouped[rows] = self._times.of_rows(rows * self._size).grouped(self._size)
+        return self._grouped[rows]

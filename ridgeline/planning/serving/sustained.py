@@ -13,12 +13,13 @@ from ridgeline.hardware.facts import Ceiling
 from ridgeline.planning.clusters.cluster import GpuPool
 
 # Shares of the datasheet. Memory: 4.38 of 4.8 TB/s read on the H200 (2026-11-15). Matrices: the
-# best of bf16 that anybody has published by generation, and of fp8 1,464 of 1,979 TFLOP/s on the
-# H200 (2026-11-15).
+# best of bf16 that anybody has published by generation. fp8 alone reaches 1,464 of 1,979 TFLOP/s on
+# the H200 (2026-11-15), 7% less in a step that also reads keys: it is at its 700 W then, at 1,620
+# to 1,680 MHz (fitted to fp8-kv-fp8-throughput-3 and -4 of 2026-11-17).
 BANDWIDTH, COPY = 0.91, 0.89
 MATRICES = {"A100": 0.87, "H100": 0.80, "H200": 0.81, "B200": 0.78, "B300": 0.78, "GB200": 0.78,
             "GB300": 0.78, "MI300X": 0.51, "MI325X": 0.51, "MI355X": 0.68}  # fmt: skip
-MATRICES_8_BIT = {"H100": 0.74, "H200": 0.74}
+MATRICES_8_BIT = {"H100": 0.69, "H200": 0.69}
 OTHER = 0.75
 
 

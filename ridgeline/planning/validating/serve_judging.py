@@ -16,7 +16,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import NamedTuple
 
+from ridgeline.planning.serving.step_times import PredictedTimes
 from ridgeline.planning.validating.judging import JudgedRow
 from ridgeline.planning.validating.serve_points import Calibration, ServePoint, simulated
 
@@ -39,26 +41,28 @@ def judge_serving(
 ) -> list[JudgedRow]:
     """In the order of the points; those that calibrated stand under `SOURCE, calibrating`."""
     calibrations: dict[str, Calibration] = {}
-    calibrating: set[str] = set()
+    known: dict[str, Values] = {}  # of those that calibrated
     sources = dict.fromkeys(point.source for point in points if not point.refused)
     for source in sources:
         own = [point for point in points if point.source == source and not point.refused]
-        chosen = _chosen(own)
-        calibrations[source] = calibrate(chosen) if chosen else Calibration()
-        calibrating |= {point.id for point in chosen}
+        fit = calibrate(_chosen(own))
+        calibrations[source] = fit.calibration
+        known |= fit.values
     rows: list[JudgedRow] = []
     for number, point in enumerate(points):
         if progress is not None:
             progress("serving", number, len(points))
-        name = point.source + (CALIBRATING if point.id in calibrating else "")
-        rows += _judged(point, name, calibrations.get(point.source))
+        name = point.source + (CALIBRATING if point.id in known else "")
+        rows += _judged(point, name, calibrations.get(point.source), known.get(point.id))
     return rows
 
 
-def _judged(point: ServePoint, source: str, calibration: Calibration | None) -> list[JudgedRow]:
+def _judged(
+    point: ServePoint, source: str, calibration: Calibration | None, known: Values | None
+) -> list[JudgedRow]:
     if point.refused or calibration is None:
         return [JudgedRow(point.id, source, "serving", None, None, refused=point.refused)]
-    values = simulated(point, calibration)
+    values = known or simulated(point, calibration)
     if isinstance(values, str):
         return [JudgedRow(point.id, source, "serving", None, None, refused=values)]
     return [
@@ -81,38 +85,53 @@ def _chosen(points: Sequence[ServePoint]) -> list[ServePoint]:
     return [ordered[round(last * share)] for share in shares]
 
 
-def calibrate(points: Sequence[ServePoint]) -> Calibration:
+class Fit(NamedTuple):
+    calibration: Calibration
+    values: dict[str, Values]  # of the points that it was fitted to, by their names
+    error: float
+
+
+def calibrate(points: Sequence[ServePoint]) -> Fit:
     """With lengths that differ, as those of most benchmarks do; all equal where that is much
     nearer.
     """
-    (differing, error), (equal, other) = (_fitted(points, each) for each in (False, True))
-    return equal if other < MUCH_NEARER * error else differing
+    differing = _fitted(points, equal_lengths=False)
+    if all(not point.draws_lengths for point in points):
+        return differing
+    equal = _fitted(points, equal_lengths=True)
+    return equal if equal.error < MUCH_NEARER * differing.error else differing
 
 
-def _fitted(points: Sequence[ServePoint], equal_lengths: bool) -> tuple[Calibration, float]:
-    """And its error on these points."""
-    calibration = Calibration(equal_lengths=equal_lengths)
+def _fitted(points: Sequence[ServePoint], equal_lengths: bool) -> Fit:
+    calibration, times = Calibration(equal_lengths=equal_lengths), dict[str, PredictedTimes]()
     for _ in range(ROUNDS):
-        values = _values(points, calibration)
+        values = _values(points, calibration, times)
         factor, step_s = _steps(values, calibration)
         tuning = replace(calibration.tuning, matrices=factor, attention=factor, step_s=step_s)
         calibration = replace(calibration, tuning=tuning)
-    values = _values(points, calibration)
+    values = _values(points, calibration, times)
     calibration = _with_first(values, calibration)
-    values = _values(points, calibration)
+    values = [(point, _later(each, calibration)) for point, each in values]
     errors = [
-        abs(math.log(simulated_values[kind] / point.measured[kind]))
-        for point, simulated_values in values
+        abs(math.log(each[kind] / point.measured[kind]))
+        for point, each in values
         for kind in KINDS
         if kind in point.measured
     ]
-    return calibration, sum(errors) / max(1, len(errors)) if errors else math.inf
+    error = sum(errors) / len(errors) if errors else math.inf
+    return Fit(calibration, {point.id: each for point, each in values}, error)
+
+
+def _later(values: Values, calibration: Calibration) -> Values:
+    """With the first tokens of a calibration; nothing else is moved by them."""
+    first = values["TTFT"] * calibration.first + calibration.tuning.request_s
+    return {**values, "TTFT": first}
 
 
 def _values(
-    points: Sequence[ServePoint], calibration: Calibration
+    points: Sequence[ServePoint], calibration: Calibration, times: dict[str, PredictedTimes]
 ) -> list[tuple[ServePoint, Values]]:
-    runs = ((point, simulated(point, calibration)) for point in points)
+    runs = ((point, simulated(point, calibration, times)) for point in points)
     return [(point, values) for point, values in runs if isinstance(values, dict)]
 
 

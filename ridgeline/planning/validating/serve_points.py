@@ -25,8 +25,8 @@ from ridgeline.planning.clusters.cluster import GpuPool
 from ridgeline.planning.clusters.parsing import gpu_named, parse_cluster
 from ridgeline.planning.serving.fleet import Fleet
 from ridgeline.planning.serving.served import RunReport
-from ridgeline.planning.serving.setup import engine_setup, usual_free_bytes
-from ridgeline.planning.serving.step_times import Tuning
+from ridgeline.planning.serving.setup import engine_setup, grouped, usual_free_bytes
+from ridgeline.planning.serving.step_times import PredictedTimes, Tuning
 from ridgeline.planning.serving.sustained import sustained, with_rate
 from ridgeline.planning.validating.foreign import gpt_oss_120b, model_named
 from ridgeline.planning.validating.points import RefusedRowError, Row, needed, read_rows, real
@@ -38,6 +38,7 @@ COLUMNS = ("id", "group", "model", "gpu", "num_gpus", "engine", "weights", "kv_d
 SHORTEST = 0.8
 MOST_AT_ONCE = 2048  # requests that throughput runs of other engines let run at once
 WAVES, FEWEST_REQUESTS = {64: 8, 100_000: 4}, 48  # requests a client, by how many clients
+ALIKE = 256  # of those that are alike, so many are told apart
 FP4_BYTES = 0.5 + 1 / 16  # of a weight, with a scale of a byte for 16
 FP4_SHARE = 0.9  # of the sustained share that 8 bits reach
 EIGHT_BIT_EXPERTS, FOUR_BIT_EXPERTS = 0.5, 0.29  # of bf16's bytes and time
@@ -69,17 +70,21 @@ class ServePoint:
     measured: Mapping[str, float] = field(default_factory=dict)  # "TPOT" and "TTFT" s, "tokens/s"
     refused: str = ""
 
-    def run(self, calibration: Calibration) -> RunReport:
-        """RidgelineError where it fits in no way."""
+    def run(
+        self, calibration: Calibration, known: dict[str, PredictedTimes] | None = None
+    ) -> RunReport:
+        """RidgelineError where it fits in no way. `known` are times of points by their names, kept
+        for other calibrations.
+        """
         assert self.config is not None, self.refused
         assert self.pool is not None, self.refused
         hardware, tuning = sustained(self.pool), calibration.tuning
         free = usual_free_bytes(hardware)
         experts = num_expert_parameters(self.config)
         if self.weights == "fp4" and self.pool.gpu.fp4 is not None:
-            known, eight_bit = hardware.ceiling("matrix_fp8"), self.pool.gpu.fp8
-            if known is not None and eight_bit:
-                rate = known.value * FP4_SHARE * self.pool.gpu.fp4 / eight_bit
+            ceiling, eight_bit = hardware.ceiling("matrix_fp8"), self.pool.gpu.fp8
+            if ceiling is not None and eight_bit:
+                rate = ceiling.value * FP4_SHARE * self.pool.gpu.fp4 / eight_bit
                 hardware = with_rate(hardware, "matrix_fp8", rate)
         recipe = self.recipe
         if experts and self.weights in ("fp8", "fp4"):  # no scheme of ours quantizes experts
@@ -87,11 +92,30 @@ class ServePoint:
             tuning = replace(tuning, matrices=tuning.matrices * share)
             free += int((1 - share) * 2 * experts / recipe.parallel.tensor)
             recipe = edited_at_once(recipe, {"scheme": None})
-        setup = engine_setup(self.config, recipe, hardware, tuning, free_bytes=free)
-        fleet, workload = Fleet([setup]), self.workload(calibration.equal_lengths)
-        if self.concurrency is None:
-            return fleet.run(workload).report()
-        return fleet.run_closed(workload, self.concurrency).report()
+        times = None
+        if known is not None and self.id in known:
+            times = known[self.id].tuned(tuning)
+        setup = engine_setup(self.config, recipe, hardware, tuning, free_bytes=free, times=times)
+        if known is not None:
+            known[self.id] = setup.times
+        workload = self.workload(calibration.equal_lengths)
+        if self.concurrency is not None:
+            return Fleet([setup]).run_closed(workload, self.concurrency).report()
+        size = self.group_size
+        return Fleet([grouped(setup, size)]).run(workload).report().times_as_many(size)
+
+    @property
+    def draws_lengths(self) -> bool:
+        """Whether its lengths differ unless a calibration says that they are equal."""
+        alike = any(low == high for low, high in (self.prompt, self.output))
+        return alike and self.concurrency is not None
+
+    @property
+    def group_size(self) -> int:
+        """Requests that one stands for: many that are all alike and come at once."""
+        alike = all(low == high for low, high in (self.prompt, self.output))
+        at_once = min(self.num_requests, MOST_AT_ONCE)
+        return max(1, at_once // ALIKE) if alike and self.concurrency is None else 1
 
     def workload(self, equal_lengths: bool) -> Workload:
         """As many requests as show how it goes on."""
@@ -100,7 +124,7 @@ class ServePoint:
         waves = next(times for most, times in WAVES.items() if at_once <= most)
         count = max(FEWEST_REQUESTS, waves * at_once)
         if self.concurrency is None:
-            count = min(self.num_requests, count)
+            count = max(1, min(self.num_requests, count) // self.group_size)
 
         def tokens(span: tuple[int, int]) -> int:
             as_said = equal_lengths or self.concurrency is None or span[0] < span[1]
@@ -219,10 +243,14 @@ def _concurrency(load: str) -> int | None:
     raise RefusedRowError(f"the load {load!r} is not known")
 
 
-def simulated(point: ServePoint, calibration: Calibration) -> dict[str, float] | str:
+def simulated(
+    point: ServePoint,
+    calibration: Calibration,
+    known: dict[str, PredictedTimes] | None = None,
+) -> dict[str, float] | str:
     """What the row has, as it would be; or why there is nothing."""
     try:
-        report = point.run(calibration)
+        report = point.run(calibration, known)
     except RidgelineError as error:
         return str(error)
     return {

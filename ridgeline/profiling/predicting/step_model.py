@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from ridgeline.engine.loading.layer_speed import known_times
@@ -94,15 +95,29 @@ def modelled(state: RunState, work: MeanStep) -> StepParts:
 
 def planned_bytes_per_weight(config: ModelConfig, recipe: Recipe) -> float:
     """Of the weights that a step reads, as quantization/sizes.py would store them."""
-    dtype, head = parse_dtype(recipe.dtype), _head_scheme(recipe)
-    if recipe.scheme is None and head is None:
-        return float(dtype_bytes(dtype))
-    scheme = None if recipe.scheme is None else parse_scheme(recipe.scheme)
+    if recipe.scheme is None and _head_scheme(recipe) is None:
+        return float(dtype_bytes(parse_dtype(recipe.dtype)))
+    return _planned_bytes(config, recipe.dtype, recipe.scheme, recipe.head)
+
+
+@lru_cache(maxsize=64)
+def _planned_bytes(
+    config: ModelConfig, dtype_name: str, scheme_name: str | None, head_name: str
+) -> float:
+    """Kept: a simulation asks for it with each of its points."""
+    dtype = parse_dtype(dtype_name)
+    head = None if head_name == "plain" else parse_scheme(head_name)
+    scheme = None if scheme_name is None else parse_scheme(scheme_name)
     embedding = config.vocab_size * config.hidden_size
     unread = 0 if config.tied_embeddings else embedding
     looked_up = embedding if head is not None else unread  # codes are a copy of a tied one
     held = weight_bytes(config, dtype, scheme, head=head) - looked_up * dtype_bytes(dtype)
     return held / (num_parameters(config) - unread)
+
+
+@lru_cache(maxsize=64)
+def _matrices(config: ModelConfig) -> dict[MatrixSize, int]:
+    return Counter(model_matrices(config))
 
 
 def _head_scheme(recipe: Recipe) -> Scheme | None:
@@ -115,7 +130,7 @@ def _matrices_s(state: RunState, work: MeanStep) -> float:
     scale = state.bytes_per_weight / planned_bytes_per_weight(state.config, state.recipe)
     head, rows = head_matrix(state.config), work.logit_rows
     total = _matrix_s(state, head, _head_scheme(state.recipe), rows, 1.0)
-    for matrix, count in Counter(model_matrices(state.config)).items():
+    for matrix, count in _matrices(state.config).items():
         total += count * _matrix_s(state, matrix, scheme, work.tokens, scale)
     return total + _experts_s(state, work)
 

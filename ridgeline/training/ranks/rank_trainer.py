@@ -20,6 +20,8 @@ from ridgeline.parallel.holdings import Holdings
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.shards import whole_shapes
 from ridgeline.training.config import TrainConfig
+from ridgeline.training.ranks.copies import CopySums
+from ridgeline.training.ranks.fully_sharded import needs_sharding
 from ridgeline.training.ranks.local_model import LocalModel, fill_from, local_model
 from ridgeline.training.ranks.sums import RankSharing
 from ridgeline.training.stepping.cut import MatrixCut
@@ -46,11 +48,18 @@ class RankTrainer(MeshTrainer):
 
     local: LocalModel
     whole: ModelConfig  # of the model of which this is a part
+    copies: CopySums | None  # where other ranks have the same weights, and none is cut
 
     def _run(self, batches: Sequence[PackedBatch], seed: float) -> tuple[Tensor, dict[str, Tensor]]:
+        if self.copies is not None:
+            self.copies.begin(len(batches))
         if self.pipeline is None:
-            return super()._run(batches, seed)
-        return self.pipeline.run(batches, seed, self.mode.forward, self._sums)
+            result = super()._run(batches, seed)
+        else:
+            result = self.pipeline.run(batches, seed, self.mode.forward, self._sums)
+        if self.copies is not None:
+            self.copies.finish()
+        return result
 
     def loss(self, batch: PackedBatch) -> Tensor:
         """Of the text, summed over the batch's counted tokens. With a pipeline it has no gradients:
@@ -81,6 +90,7 @@ def rank_trainer(
     }
     with torch.no_grad():
         fill_from(masters, local.parts, tensors)
+    copies = copy_sums(mesh, local)
     salts = {name: number for number, name in enumerate(whole_shapes(config))}
     trainer = RankTrainer(
         local.model,
@@ -91,13 +101,27 @@ def rank_trainer(
         cut=matrix_cut(mesh),
         context=mesh.axis("context") if mesh.layout.context > 1 else None,
         experts=expert_cut(mesh),
+        sums=None if copies is None else copies.sums,
     )
+    trainer.copies = copies
     trainer.mesh, trainer.local, trainer.whole = mesh, local, config
     if local.stages:
         from ridgeline.training.ranks.pipeline import Pipeline
 
         trainer.pipeline = Pipeline(local.stages, mesh)
     return trainer
+
+
+def copy_sums(mesh: Mesh, local: LocalModel) -> CopySums | None:
+    """Where `fully_shard` does not sum."""
+    if needs_sharding(mesh) or mesh.axis("outer").size == 1:
+        return None
+    copies = CopySums(
+        mesh.axis("outer"), local.parameters, lambda name: not local.parts[name].is_expert
+    )
+    if not local.stages:  # whose schedules run passes as they like
+        copies.watch(local.model.layers.named_children())
+    return copies
 
 
 def has_last_stage(mesh: Mesh) -> bool:

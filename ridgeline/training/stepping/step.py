@@ -139,6 +139,7 @@ class Trainer:
         cut: MatrixCut | None = None,
         context: Axis | None = None,
         experts: ExpertCut | None = None,
+        sums: GradientSum | None = None,
     ) -> None:
         assert config.precision != "auto", "with_auto comes first"
         device = next(model.parameters()).device
@@ -155,7 +156,7 @@ class Trainer:
         self.loss_scale = LossScale() if plan.scales_loss else None
         self.max_norm = config.optimizer.max_norm
         self.rounded = rounded
-        self._sums = GradientSum(self.weights.parameters)
+        self._sums = sums or GradientSum(self.weights.parameters)
         self.mode = self.mode_of(config, ops)
         self._teacher = None
         if teacher is not None:
@@ -310,9 +311,9 @@ class Trainer:
         self, batches: Sequence[PackedBatch], seed: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         total, gradients = self._run(batches, seed)
+        self.sharing.finish(gradients)
         if self.rounded is not None:
             self.rounded.finish(gradients)
-        self.sharing.finish(gradients)
         return total, gradients
 
     def _run(self, batches: Sequence[PackedBatch], seed: float) -> tuple[Tensor, dict[str, Tensor]]:

@@ -207,7 +207,7 @@ def _itemised(
     items = [*_weight_items(size, precision, method, config.layout.shard)]
     items += _learned_items(size.num_learned, precision)
     if config.qat.is_given:
-        items += rounded_items(model, precision.dtype, config.qat)
+        items += rounded_items(model, precision.dtype, config.qat, config.layout.shard)
     items += teacher_items(method.teacher, precision.dtype)
     if share is not None and (method.adapters is None or config.layout.shard > 1):
         items += _gathered_items(share, precision, is_frozen=method.adapters is not None)

@@ -7,8 +7,8 @@ there is nothing to gather, and nothing of this is used: copies.py sums.
 
     for block in model.layers:
         shard_block(block, devices)
-    shard_root(model, devices, loss_of)
-    model.training_loss(batch, plan)
+    shard_root(model, devices)
+    model.training_loss(loss_of, batch, plan)
 
 Gradients are sums, not means: who knows the count of the whole batch divides, once. torch's part
 takes seconds to import, and is imported where it is called: a run on one device never does.
@@ -86,15 +86,18 @@ def shard_block(
 
 
 def shard_root(
-    model: Transformer,
-    devices: DeviceMesh,
-    loss: Callable[..., Tensor],
-    keep_whole: Iterable[nn.Parameter] = (),
+    model: Transformer, devices: DeviceMesh, keep_whole: Iterable[nn.Parameter] = ()
 ) -> None:
-    """What is left: embedding, last norm, head. They are whole for all of a pass."""
+    """What is left: embedding, last norm, head. They are whole for all of a pass, whatever that
+    makes of them.
+    """
     owner: Any = model
-    owner.training_loss = MethodType(loss, model)
+    owner.training_loss = MethodType(run_pass, model)
     _shard(model, devices, keep_whole, method="training_loss")
+
+
+def run_pass(model: Transformer, run: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    return run(model, *inputs)
 
 
 def shard_stage(

@@ -20,6 +20,11 @@ from ridgeline.parallel.holdings import Holdings
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.shards import whole_shapes
 from ridgeline.training.config import TrainConfig
+from ridgeline.training.methods.rounded import (
+    RoundedWeights,
+    found_roundings,
+    gathered_roundings,
+)
 from ridgeline.training.ranks.copies import CopySums
 from ridgeline.training.ranks.fully_sharded import needs_sharding
 from ridgeline.training.ranks.local_model import LocalModel, fill_from, local_model
@@ -77,8 +82,11 @@ def rank_trainer(
     tensors: WholeTensors,
     ops: TrainingOps | None = None,
     holdings: Holdings | None = None,
+    teacher: Transformer | None = None,
 ) -> RankTrainer:
-    """`tensors` are those of the whole model, in any order; each rank keeps its part of them."""
+    """`tensors` are those of the whole model, in any order; each rank keeps its part of them. A
+    teacher is whole on each rank.
+    """
     if mesh.layout.pipeline > 1 and train.graphs:
         raise UsageError("graphs cannot hold a pipeline's passes; remove --graphs, or pipeline")
     plan = PRECISIONS[train.precision].with_moments(train.optimizer.moments)
@@ -92,11 +100,14 @@ def rank_trainer(
         fill_from(masters, local.parts, tensors)
     copies = copy_sums(mesh, local)
     salts = {name: number for number, name in enumerate(whole_shapes(config))}
+    weights = Weights(local.parameters, plan, masters, salts)
     trainer = RankTrainer(
         local.model,
         train,
         ops=ops,
-        weights=Weights(local.parameters, plan, masters, salts),
+        rounded=roundings(local.model, train),
+        teacher=teacher,
+        weights=weights,
         sharing=RankSharing(mesh, local.parts, has_last_stage(mesh)),
         cut=matrix_cut(mesh),
         context=mesh.axis("context") if mesh.layout.context > 1 else None,
@@ -110,6 +121,17 @@ def rank_trainer(
 
         trainer.pipeline = Pipeline(local.stages, mesh)
     return trainer
+
+
+def roundings(model: Transformer, train: TrainConfig) -> RoundedWeights | None:
+    """Of weights that are there by now."""
+    if not train.qat.is_given:
+        return None
+    scheme, sparsity = train.qat.parsed
+    if train.layout.shard == 1:
+        return found_roundings(model, scheme, sparsity)
+    assert scheme is not None, "check_under_layout"
+    return gathered_roundings(model, scheme)
 
 
 def copy_sums(mesh: Mesh, local: LocalModel) -> CopySums | None:

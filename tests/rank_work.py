@@ -19,7 +19,7 @@ from ridgeline.models.transformer import build_model, fill_random
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.shards import whole_shapes
 from ridgeline.training.config import BatchOptions, TrainConfig
-from ridgeline.training.ranks import sums
+from ridgeline.training.ranks import copies, sums
 from ridgeline.training.ranks.context import context_cut
 from ridgeline.training.ranks.gathering import gathered_tensors
 from ridgeline.training.ranks.proving import Proof, prove
@@ -91,12 +91,19 @@ def proven_with_a_mutant(mesh: Mesh, config: ModelConfig, mutant: str) -> str:
 
 
 class NoSums:
-    """torch.distributed for `fully_shard`, whose sums over copies are left out."""
+    """torch.distributed, whose sums over copies are left out."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "all_reduce":
-            return lambda tensor, **options: None
+            return lambda tensor, **options: Future()
         return getattr(torch.distributed, name)
+
+
+class Future:
+    """Of a collective that does nothing."""
+
+    def wait(self) -> None:
+        return
 
 
 def break_ranks(mutant: str) -> None:
@@ -105,7 +112,7 @@ def break_ranks(mutant: str) -> None:
     if mutant == "mean":
         FSDPModule.set_gradient_divide_factor = lambda self, _: usual_factor(self, 2.0)
     elif mutant == "no data sum":
-        _fsdp_collectives.dist = NoSums()
+        _fsdp_collectives.dist = copies.dist = NoSums()
     elif mutant == "no tensor sum":
         sums.sum_over = lambda axis, tensors: None
     else:

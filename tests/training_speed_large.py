@@ -80,7 +80,9 @@ def adapters(shape: str, precision: Precision) -> Callable[[], Any]:
 
 
 def world_of_one(config: ModelConfig, micro: int, folder: Path) -> Callable[[], Any]:
-    """`fully_shard` and the sums of ranks, with one rank: a layout of one device has neither."""
+    """`fully_shard` and the sums of ranks, with one rank: no layout does so, for what is not cut by
+    `shard` is not gathered.
+    """
     from torch.distributed.device_mesh import init_device_mesh
 
     order = replace(settings_of("bf16"), recomputation="elementwise")

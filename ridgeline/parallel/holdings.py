@@ -9,7 +9,8 @@ checkpoints, the memory plan and the gradient norm agree without asking each oth
 
 A parameter is cut by `expert` (whole experts), by `tensor` (shards.py says where), and what is
 left along its first dim by `shard`, as torch's `fully_shard` cuts it: equal chunks, the last one
-shorter.
+shorter. Where it has fewer rows than there are ranks (the experts of a layer, often), a later dim
+that they divide is cut instead, or most ranks would have nothing and the others too much.
 """
 
 from __future__ import annotations
@@ -93,11 +94,13 @@ class Holdings:
                 allocated[0] = -(-shape[0] // layout.tensor)
         rows = range(allocated[0])
         if not is_expert:
-            rows = chunk(allocated[0], place.shard, layout.shard)
-        dims[0] = sliced(dims[0], rows)
+            dim = shard_dim(allocated, layout.shard)
+            kept = chunk(allocated[dim], place.shard, layout.shard)
+            dims[dim], allocated[dim] = sliced(dims[dim], kept), len(kept)
+            rows = kept if dim == 0 else rows
         return Part(
             Region(tuple(dims)),
-            (len(rows), *allocated[1:]),
+            tuple(allocated),
             tuple(self._segments(name, rows, sum(map(len, dims[0])))),
             self._tensor_sum(name),
             is_expert,
@@ -178,6 +181,13 @@ def stage_layers(config: ModelConfig, num_stages: int) -> tuple[range, ...]:
     table = 2.0 * config.vocab_size * config.hidden_size
     costs[-1] += table  # the head; looking up embeddings costs nothing
     return tuple(cut_by_cost(costs, num_stages))
+
+
+def shard_dim(shape: Sequence[int], num_ranks: int) -> int:
+    """Which dim of a parameter so many ranks share."""
+    if shape[0] >= num_ranks:
+        return 0
+    return next((dim for dim, size in enumerate(shape) if size % num_ranks == 0), 0)
 
 
 def chunk(count: int, index: int, size: int) -> range:

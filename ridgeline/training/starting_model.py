@@ -27,8 +27,7 @@ from ridgeline.quantization import load_model
 from ridgeline.quantization.files.fuse import kept_schemes
 from ridgeline.quantization.linear import keep_copies
 from ridgeline.quantization.load import runnable
-from ridgeline.quantization.methods.sparsity import parse_sparsity
-from ridgeline.quantization.scheme import Scheme, parse_scheme
+from ridgeline.quantization.scheme import Scheme
 from ridgeline.training.config import (
     TrainConfig,
 )
@@ -112,12 +111,7 @@ class StartingModel:
         model = weights.load(device, config.seed, progress)
         rounded = None
         if config.qat.is_given:
-            scheme, sparsity = config.qat.scheme, config.qat.sparsity
-            rounded = found_roundings(
-                model,
-                None if scheme is None else parse_scheme(scheme),
-                None if sparsity is None else parse_sparsity(sparsity),
-            )
+            rounded = found_roundings(model, *config.qat.parsed)
         teacher = self._load_teacher(config, device, progress)
         return Trainer(model, config, rounded=rounded, teacher=teacher)
 
@@ -130,7 +124,8 @@ class StartingModel:
             tensors = stored_tensors(self.path, progress)
         else:
             tensors = initial_weights(model, config.seed, mesh.device)
-        return rank_trainer(model, config, mesh, tensors)
+        teacher = self._load_teacher(config, str(mesh.device), progress)
+        return rank_trainer(model, config, mesh, tensors, teacher=teacher)
 
     def _adapter_trainer(
         self,
@@ -158,9 +153,9 @@ class StartingModel:
             learned = add_adapters(model, self.description, config.lora, config.seed)
         if checkpoint is not None:
             read_adapter(model, checkpoint)
-        if mesh is not None and not mesh.layout.is_single:
-            return adapter_trainer(model, config, learned, mesh)
         teacher = self._load_teacher(config, device, progress)
+        if mesh is not None and not mesh.layout.is_single:
+            return adapter_trainer(model, config, learned, mesh, teacher)
         return Trainer(model, config, learned, teacher=teacher)
 
     def _load_teacher(

@@ -40,7 +40,7 @@ def make_layout(**degrees: int) -> Layout:
 LAYOUTS = st.builds(
     make_layout,
     replicate=st.integers(1, 2),
-    shard=st.sampled_from([1, 2, 5]),
+    shard=st.sampled_from([1, 2, 5, 8]),
     context=st.integers(1, 2),
     tensor=st.sampled_from([1, 2, 4]),
     pipeline=st.integers(1, 2),

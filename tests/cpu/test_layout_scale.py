@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from packed import TINY
@@ -12,6 +14,7 @@ from ridgeline.models import ModelConfig
 from ridgeline.models.cost import layer_matrices, num_parameters
 from ridgeline.models.families import describe_hf
 from ridgeline.models.shapes import describe_shape
+from ridgeline.parallel.holdings import Holdings
 from ridgeline.parallel.layout import Layout
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.recording import Collective, CollectiveRecorder
@@ -23,6 +26,7 @@ from ridgeline.training.ranks.context import context_cut
 from ridgeline.training.ranks.rank_trainer import rank_trainer, whole_tensors
 
 LENGTH = 64
+EXPERTS = "layers.0.mlp.gate_up"
 
 
 def step_of(model: ModelConfig, words: str, length: int = LENGTH, rank: int = 0) -> StepAtScale:
@@ -63,6 +67,35 @@ def test_weights_are_gathered_twice_and_gradients_shared_out_once() -> None:
     assert set(found) == {
         ("all-gather", "shard"), ("reduce-scatter", "shard"), ("all-reduce", "shard")
     }  # fmt: skip
+
+
+def test_more_ranks_than_experts_share_them_all() -> None:
+    """A later dim is cut: no rank holds a whole expert, and none holds nothing."""
+    model = tiny(
+        architectures=["MixtralForCausalLM"], num_local_experts=4, num_experts_per_tok=2,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    parts = [Holdings(model, Layout(shard=8)).of(EXPERTS, (4, 128, 64), r) for r in range(8)]
+    assert {part.local_shape for part in parts if part is not None} == {(4, 16, 64)}
+    shares = [step_of(model, "shard=8", rank=rank) for rank in (0, 7)]
+    whole = num_parameters(model)
+    for share in shares:
+        assert share.num_parameters == pytest.approx(whole / 8, rel=0.01)
+    assert by_kind(shares[0])["reduce-scatter", "shard"].num_bytes == pytest.approx(
+        4 * whole, rel=0.01
+    )
+
+
+def test_copies_are_summed_once_a_step_and_never_gathered() -> None:
+    model = tiny()
+    config = config_of(Layout.parse("replicate=8"), LENGTH)
+    several = replace(config, batch=BatchOptions(sequences=4 * 8, micro=1))
+    for train in (config, several):
+        found = at_scale.step_at_scale(model, train).collectives
+        sums = {each.key: each for each in found}["all-reduce", "replicate", 8]
+        assert sums.count == model.num_layers + 1 + 1  # blocks, what is outside of them, the norm
+        assert sums.num_bytes == pytest.approx(4 * num_parameters(model), abs=100)
+        assert len(found) == 1
 
 
 @pytest.mark.parametrize("sequence", ["true", "false"])

@@ -88,7 +88,16 @@ def test_steps(layout: str) -> None:
     ],
 )
 def test_each_axis(layout: str) -> None:
-    check_steps(layout, shape(tie_word_embeddings=False), micro=2 if layout == "shard=2" else 1)
+    micro = 2 if layout in ("shard=2", "replicate=2") else 1
+    check_steps(layout, shape(tie_word_embeddings=False), micro=micro)
+
+
+@pytest.mark.slow
+def test_more_ranks_than_experts() -> None:
+    """Whose matrices are cut along another dim."""
+    mixture = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 2}
+    config = shape(**mixture, num_experts_per_tok=1, tie_word_embeddings=False)
+    check_steps("shard=4", config)
 
 
 @pytest.mark.slow

@@ -116,8 +116,12 @@ def _rounded(model: ModelConfig, qat: QatOptions) -> list[int]:
     ]
 
 
-def rounded_items(model: ModelConfig, dtype: torch.dtype, qat: QatOptions) -> Iterator[MemoryItem]:
-    count = sum(_rounded(model, qat))
+def rounded_items(
+    model: ModelConfig, dtype: torch.dtype, qat: QatOptions, shards: int = 1
+) -> Iterator[MemoryItem]:
+    """Where weights are gathered for a pass, they are rounded for each product anew."""
+    own = _rounded(model, qat)
+    count = sum(own) if shards == 1 else max(own, default=0)
     form = qat.scheme or "pruned"
     yield MemoryItem("rounded weights", count * dtype.itemsize, f"{form}, for a step's products")
     if qat.sparsity is not None:

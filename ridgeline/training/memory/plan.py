@@ -197,6 +197,9 @@ def _itemised(
             num_held=share.num_held,
             in_flight=share.passes_in_flight,
             stream_share=share.stream_share,
+            sums_always=share.sums_always,
+            context=config.layout.context,
+            expert_room=0.0 if config.layout.expert == 1 else config.layout.capacity or 1.0,
             has_table=share.has_table,
             has_head=share.has_head,
         )
@@ -204,7 +207,7 @@ def _itemised(
     items = [*_weight_items(size, precision, method, config.layout.shard)]
     items += _learned_items(size.num_learned, precision)
     if config.qat.is_given:
-        items += rounded_items(model, precision.dtype, config.qat)
+        items += rounded_items(model, precision.dtype, config.qat, config.layout.shard)
     items += teacher_items(method.teacher, precision.dtype)
     if share is not None and (method.adapters is None or config.layout.shard > 1):
         items += _gathered_items(share, precision, is_frozen=method.adapters is not None)
@@ -295,10 +298,11 @@ def _gathered_items(
 def _step_items(size: StepSize, moment: StepMoment) -> Iterator[MemoryItem]:
     """What a step holds at the moment at which it holds most."""
     tokens = f"{size.num_tokens:,} tokens"
-    many = f"of {size.num_passes} passes, summed in fp32"
+    several = f"of {size.num_passes} passes, " if size.num_passes > 1 else ""
+    many = f"{several}summed in fp32"
     when = {"loss": "the last one's", "head's gradient": "the last one's"}
     single = f"in {size.element * 8} bits; at the peak {when.get(moment.name, 'nearly all')}"
-    yield MemoryItem("gradients", moment.gradients, many if size.num_passes > 1 else single)
+    yield MemoryItem("gradients", moment.gradients, many if size.has_sums else single)
     kept = f"kept of {tokens} for the backward pass (recomputation {size.recomputation})"
     yield MemoryItem("activations", moment.activations, kept)
     yield MemoryItem("loss", moment.loss, "logits of some rows, the head's gradient in fp32")

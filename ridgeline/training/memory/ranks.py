@@ -34,6 +34,7 @@ class RankShare:
     num_under_way: int  # whose gradients are summed, or shared out, at once
     passes_in_flight: int  # whose activations it holds at once
     stream_share: int  # ranks that share the residual stream by tokens
+    sums_always: bool  # gradients are sums in fp32 even of a single pass
     has_table: bool
     has_head: bool
 
@@ -62,7 +63,7 @@ def rank_shares(
         if layout.pipeline > 1:  # whose stages, and sums of gradients, stay whole over all passes
             gathered = sum(block.whole for block in blocks)
             under_way = own_root.whole + gathered if layout.shard > 1 else under_way
-        is_cut = layout.size_of("gradient") > 1
+        is_cut = layout.shard > 1  # else nothing is gathered, and sums are where gradients are
         yield RankShare(
             own,
             own_root.held + sum(block.held for block in blocks),
@@ -70,6 +71,7 @@ def rank_shares(
             under_way if is_cut else 0,
             passes_held(layout, num_passes, device),
             layout.tensor if layout.sequence else 1,
+            not is_cut and layout.size_of("gradient") > 1,
             is_first,
             is_last,
         )

@@ -85,6 +85,9 @@ class StepSize:
     num_held: int | None = None  # parameters of one of several ranks; None: all of the model's
     in_flight: int = 1  # passes whose activations are held at once
     stream_share: int = 1  # ranks that share the residual stream by tokens
+    sums_always: bool = False  # gradients of a single pass too are sums in fp32
+    context: int = 1  # ranks that share each sequence by tokens
+    expert_room: float = 0.0  # rows on their way to other ranks' experts, of those of even shares
     has_table: bool = True  # the embeddings are on this device of a pipeline
     has_head: bool = True  # and so are the last norm, the head and the loss
 
@@ -123,9 +126,13 @@ class StepSize:
         return num_parameters(self.config) if self.num_held is None else self.num_held
 
     @property
+    def has_sums(self) -> bool:
+        return self.num_passes > 1 or self.sums_always
+
+    @property
     def sums(self) -> int:
-        """Bytes of gradients that are summed over several passes, in fp32."""
-        return FP32 * self.num_learned if self.num_passes > 1 else 0
+        """Bytes of gradients that are summed in fp32, as those of several passes are."""
+        return FP32 * self.num_learned if self.has_sums else 0
 
     @property
     def gradients(self) -> int:
@@ -146,6 +153,7 @@ def moments(size: StepSize) -> Iterator[StepMoment]:
     kept = activation_bytes(size.config, size.num_tokens, size.form)
     if size.form.keeps_attention:
         kept += size.config.num_layers * size.num_tokens * _host_attention(size)
+    kept += sum(_of_other_ranks(size, layer) for layer in size.config.layers)
     kept *= size.in_flight
     if size.rounding:
         yield StepMoment("rounding", kept, size.sums, 0, size.rounding)
@@ -233,8 +241,9 @@ def _first_layer(size: StepSize) -> StepMoment:
         own += layer_bytes(config, layer, size.form)
     if size.form.keeps_attention:
         own += _host_attention(size)
+    apart = _of_other_ranks(size, layer)
     gradients = size.sums
-    if size.num_passes == 1:
+    if not size.has_sums:
         untied = 0 if config.tied_embeddings else size.head  # the table's own comes last
         others = size.num_learned - untied
         if size.num_held is None:
@@ -242,12 +251,32 @@ def _first_layer(size: StepSize) -> StepMoment:
         else:  # on one of several ranks parts of all are there
             others = max(0, others)
         gradients = size.element * others + _largest_gradient(size, layer)
-    return StepMoment("backward", size.num_tokens * own, gradients, 0, _backward(size, layer))
+    return StepMoment(
+        "backward", size.num_tokens * own + apart, gradients, 0, _backward(size, layer)
+    )
+
+
+def _of_other_ranks(size: StepSize, layer: LayerConfig) -> int:
+    """Bytes that a layer keeps of a pass because ranks share its work: with `context` the keys and
+    values that this rank's queries see, in a front part and in one of the back of each sequence;
+    with `expert` rows that arrive, and what comes back of those that were sent.
+    """
+    config, rows, tokens = size.config, 0.0, size.num_tokens
+    if size.context > 1 and size.form.keeps_attention:
+        seen = tokens * (size.context + 0.5)
+        if layer.window is not None:
+            sequences = -(-tokens * size.context // size.longest)
+            seen = min(seen, tokens + 2 * sequences * (layer.window - 1))
+        rows += seen * 2 * config.kv_size
+    if layer.experts is not None and size.recomputation != "blocks":
+        sent = tokens * layer.experts.experts_per_token * size.expert_room
+        rows += 2 * sent * config.hidden_size
+    return int(rows * size.element)
 
 
 def _largest_gradient(size: StepSize, layer: LayerConfig) -> int:
     """Of the matrix whose gradient comes first; several passes add to sums at once."""
-    if size.num_passes > 1:
+    if size.has_sums:
         return 0
     if layer.experts is not None:
         experts = layer.experts
@@ -341,7 +370,7 @@ def _embeddings(size: StepSize) -> StepMoment:
     """The end of the backward pass, where every gradient is there, the table's own too."""
     config = size.config
     tables = int(config.tied_embeddings)  # the head's waits for the embedding's
-    if size.num_passes > 1:
+    if size.has_sums:
         tables += 1
     rows = 2 * size.num_tokens * config.hidden_size * size.element
     gradients = size.gradients + size.element * size.head * tables

@@ -6,9 +6,14 @@ TrainConfig(model="demo", lora=LoraOptions(rank=16), ...)
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ridgeline.errors import UsageError, answers_wrong_options
 from ridgeline.formats.fields import check_fields, field_help
+
+if TYPE_CHECKING:
+    from ridgeline.quantization.methods.sparsity import Sparsity
+    from ridgeline.quantization.scheme import Scheme
 
 
 @answers_wrong_options()
@@ -97,6 +102,16 @@ class QatOptions:
     @property
     def is_given(self) -> bool:
         return self.scheme is not None or self.sparsity is not None
+
+    @property
+    def parsed(self) -> tuple[Scheme | None, Sparsity | None]:
+        from ridgeline.quantization.methods.sparsity import parse_sparsity
+        from ridgeline.quantization.scheme import parse_scheme
+
+        return (
+            None if self.scheme is None else parse_scheme(self.scheme),
+            None if self.sparsity is None else parse_sparsity(self.sparsity),
+        )
 
 
 @answers_wrong_options()

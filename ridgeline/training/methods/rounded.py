@@ -15,7 +15,7 @@ Letters: O outputs, D depth, G groups of the depth.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,14 +130,56 @@ class RoundedWeights:
                 gradients[name + SCALE] = rounding.scale_gradient(gradient)
 
 
+class GatheredRoundings(RoundedWeights):
+    """Of a model of which a rank has a part, and the whole of a weight only while a pass runs: it
+    is rounded anew for each product.
+    """
+
+    def __init__(self, linears: Mapping[str, Any], scheme: Scheme) -> None:
+        super().__init__({})
+        self._linears, self._scheme = dict(linears), scheme
+        self._names: dict[int, str] = {}
+
+    def values(self, weight_OD: Tensor) -> Tensor:
+        name = self._names.get(id(weight_OD))
+        if name is None or self._linears[name].weight is not weight_OD:
+            self._names = {id(each.weight): name for name, each in self._linears.items()}
+            name = self._names.get(id(weight_OD))
+        if name is None:
+            return weight_OD
+        whole: Any = weight_OD
+        return Rounding(whole, self._scheme).value()
+
+
+def gathered_roundings(model: Transformer, scheme: Scheme) -> RoundedWeights:
+    """As `found_roundings` has it, for a model that is cut over ranks."""
+    check_dense(model)
+    linears = {
+        name: linear
+        for name, linear in quantizable(model).items()
+        if scheme.fits(*linear.weight.shape)
+    }
+    check_fits(linears, scheme)
+    return GatheredRoundings(linears, scheme)
+
+
+def check_dense(model: Transformer) -> None:
+    if any(layer.experts for layer in model.config.layers):
+        raise UnsupportedError("--qat and --sparsity do not train mixtures of experts yet")
+
+
+def check_fits(rounded: Collection[Any], scheme: Scheme) -> None:
+    if not rounded:
+        raise UsageError(f"--qat {scheme.name} fits none of the model's matrices; try int8")
+
+
 def found_roundings(
     model: Transformer, scheme: Scheme | None, sparsity: Sparsity | None
 ) -> RoundedWeights:
     """For all projections of layers that the scheme fits, with grids that follow the weights. With
     a sparsity the zeros that are there stay; a model that is less sparse is refused.
     """
-    if any(layer.experts for layer in model.config.layers):
-        raise UnsupportedError("--qat and --sparsity do not train mixtures of experts yet")
+    check_dense(model)
     roundings: dict[str, Rounding] = {}
     for name, linear in quantizable(model).items():
         weight_OD: Any = linear.weight
@@ -146,8 +188,8 @@ def found_roundings(
         if fits or kept is not None:
             rounding = Rounding(weight_OD, scheme if fits else None, kept_OD=kept)
             roundings[f"{name}.weight"] = rounding
-    if scheme is not None and not any(each.scheme for each in roundings.values()):
-        raise UsageError(f"--qat {scheme.name} fits none of the model's matrices; try int8")
+    if scheme is not None:
+        check_fits([each for each in roundings.values() if each.scheme], scheme)
     return RoundedWeights(roundings)
 
 

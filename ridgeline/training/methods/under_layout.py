@@ -35,12 +35,16 @@ def check_under_layout(config: Any) -> None:
 
 def _undone(config: Any) -> Iterator[tuple[str, str]]:
     layout = config.layout
-    if config.lora.rank is not None and layout.size_of("data") != layout.size:
-        yield "--lora with other axes than replicate and shard", "use these"
-    if config.qat.is_given:
-        yield "--qat or --sparsity", "remove it, or train on one device"
-    if config.distill.teacher is not None:
-        yield "--distill", "remove it, or train on one device"
+    flags = {
+        "--lora": config.lora.rank is not None,
+        "--qat or --sparsity": config.qat.is_given,
+        "--distill": config.distill.teacher is not None,
+    }
+    for flag, is_given in flags.items():
+        if is_given and layout.size_of("data") != layout.size:
+            yield f"{flag} with other axes than replicate and shard", "use these"
+    if config.qat.sparsity is not None and layout.shard > 1:
+        yield "--sparsity with shard", "use replicate"
     if config.graphs:
         yield "--graphs", "remove it"
     if config.precision.startswith("fp8"):

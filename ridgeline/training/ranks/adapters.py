@@ -30,7 +30,6 @@ from ridgeline.training.ranks.fully_sharded import shard_block, shard_root, weig
 from ridgeline.training.ranks.local_model import allocate, allocate_root, fill_from
 from ridgeline.training.ranks.rank_trainer import MeshTrainer, WholeTensors
 from ridgeline.training.ranks.sums import sum_over
-from ridgeline.training.stepping.forward import loss_of
 from ridgeline.training.stepping.gradients import local_tensor, norm_of
 
 BASE = ".base."  # in the name of a parameter that an adapter stands beside
@@ -68,9 +67,13 @@ class AdapterSharing:
 
 
 def adapter_trainer(
-    model: Transformer, config: TrainConfig, learned: Mapping[str, nn.Parameter], mesh: Mesh
+    model: Transformer,
+    config: TrainConfig,
+    learned: Mapping[str, nn.Parameter],
+    mesh: Mesh,
+    teacher: Transformer | None = None,
 ) -> MeshTrainer:
-    trainer = MeshTrainer(model, config, learned, sharing=AdapterSharing(mesh))
+    trainer = MeshTrainer(model, config, learned, teacher=teacher, sharing=AdapterSharing(mesh))
     trainer.mesh = mesh
     return trainer
 
@@ -97,7 +100,7 @@ def sharded_base(
     allocate_root(model, dtype, mesh.device)
     for child in (model.embed, model.norm, model.head):
         child.requires_grad_(False)
-    shard_root(model, devices, loss_of)
+    shard_root(model, devices)
     fill_base(model, description, mesh, tensors)
     draw_adapters(model, names, seed)
     return model, learned_adapters(model)

@@ -2,12 +2,13 @@
 a block's weights are gathered when its pass begins, and its gradients are summed and shared out
 when its backward pass ends, while the next block computes.
 
-The same serves copies of the model (`replicate`, `context`), whose gradients are summed only.
+Where there are copies besides (`replicate`, `context`), the sums go over these too. Without `shard`
+there is nothing to gather, and nothing of this is used: copies.py sums.
 
     for block in model.layers:
         shard_block(block, devices)
-    shard_root(model, devices, loss_of)
-    model.training_loss(batch, plan)
+    shard_root(model, devices)
+    model.training_loss(loss_of, batch, plan)
 
 Gradients are sums, not means: who knows the count of the whole batch divides, once. torch's part
 takes seconds to import, and is imported where it is called: a run on one device never does.
@@ -20,20 +21,19 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from ridgeline.models import Transformer
+from ridgeline.parallel.holdings import shard_dim
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.training.stepping.forward import block_pass
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-dist: Any = distributed
-
 
 def needs_sharding(mesh: Mesh) -> bool:
-    return mesh.axis("gradient").size > 1
+    return mesh.layout.shard > 1
 
 
 def weights_mesh(mesh: Mesh) -> DeviceMesh:
@@ -51,10 +51,9 @@ def _weights_mesh(mesh: Mesh) -> DeviceMesh:
     kind = mesh.device.type
     if outer.size == 1:
         return DeviceMesh.from_group(shard.group, kind, mesh_dim_names=("shard",))
-    alone = shard.group or dist.new_group([mesh.rank], use_local_synchronization=True)
     ranks = torch.tensor(_same_weights(mesh))
     return DeviceMesh.from_group(
-        [outer.group, alone], kind, mesh=ranks, mesh_dim_names=("outer", "shard")
+        [outer.group, shard.group], kind, mesh=ranks, mesh_dim_names=("outer", "shard")
     )
 
 
@@ -87,15 +86,18 @@ def shard_block(
 
 
 def shard_root(
-    model: Transformer,
-    devices: DeviceMesh,
-    loss: Callable[..., Tensor],
-    keep_whole: Iterable[nn.Parameter] = (),
+    model: Transformer, devices: DeviceMesh, keep_whole: Iterable[nn.Parameter] = ()
 ) -> None:
-    """What is left: embedding, last norm, head. They are whole for all of a pass."""
+    """What is left: embedding, last norm, head. They are whole for all of a pass, whatever that
+    makes of them.
+    """
     owner: Any = model
-    owner.training_loss = MethodType(loss, model)
+    owner.training_loss = MethodType(run_pass, model)
     _shard(model, devices, keep_whole, method="training_loss")
+
+
+def run_pass(model: Transformer, run: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    return run(model, *inputs)
 
 
 def shard_stage(
@@ -117,11 +119,18 @@ def _shard(
         fully_shard,
         register_fsdp_forward_method,
     )
+    from torch.distributed.tensor import Shard
 
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
     when: dict[str, Any] = {"reshard_after_forward": False} if stays_whole else {}
+    num_ranks = devices.size(devices.ndim - 1)
     sharded: Any = fully_shard(
-        module, mesh=devices, mp_policy=policy, ignored_params=set(keep_whole), **when
+        module,
+        mesh=devices,
+        mp_policy=policy,
+        shard_placement_fn=lambda parameter: Shard(shard_dim(parameter.shape, num_ranks)),
+        ignored_params=set(keep_whole),
+        **when,
     )
     sharded.set_gradient_divide_factor(1.0)
     # Alone, the factor makes a reduction that gloo does not have.

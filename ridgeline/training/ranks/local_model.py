@@ -29,7 +29,6 @@ from ridgeline.training.ranks.fully_sharded import (
     weights_mesh,
 )
 from ridgeline.training.ranks.stages import StageModel, stage_models
-from ridgeline.training.stepping.forward import loss_of
 from ridgeline.training.stepping.gradients import local_tensor
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ def _place(model: Transformer, dtype: torch.dtype, mesh: Mesh, devices: DeviceMe
     if devices is not None and is_stage:
         shard_stage(model, devices)
     elif devices is not None:
-        shard_root(model, devices, loss_of)
+        shard_root(model, devices)
 
 
 def keep_experts(model: Transformer, num_ranks: int) -> None:

@@ -20,6 +20,13 @@ from ridgeline.parallel.holdings import Holdings
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.shards import whole_shapes
 from ridgeline.training.config import TrainConfig
+from ridgeline.training.methods.rounded import (
+    RoundedWeights,
+    found_roundings,
+    gathered_roundings,
+)
+from ridgeline.training.ranks.copies import CopySums
+from ridgeline.training.ranks.fully_sharded import needs_sharding
 from ridgeline.training.ranks.local_model import LocalModel, fill_from, local_model
 from ridgeline.training.ranks.sums import RankSharing
 from ridgeline.training.stepping.cut import MatrixCut
@@ -46,11 +53,18 @@ class RankTrainer(MeshTrainer):
 
     local: LocalModel
     whole: ModelConfig  # of the model of which this is a part
+    copies: CopySums | None  # where other ranks have the same weights, and none is cut
 
     def _run(self, batches: Sequence[PackedBatch], seed: float) -> tuple[Tensor, dict[str, Tensor]]:
+        if self.copies is not None:
+            self.copies.begin(len(batches))
         if self.pipeline is None:
-            return super()._run(batches, seed)
-        return self.pipeline.run(batches, seed, self.mode.forward, self._sums)
+            result = super()._run(batches, seed)
+        else:
+            result = self.pipeline.run(batches, seed, self.mode.forward, self._sums)
+        if self.copies is not None:
+            self.copies.finish()
+        return result
 
     def loss(self, batch: PackedBatch) -> Tensor:
         """Of the text, summed over the batch's counted tokens. With a pipeline it has no gradients:
@@ -68,8 +82,11 @@ def rank_trainer(
     tensors: WholeTensors,
     ops: TrainingOps | None = None,
     holdings: Holdings | None = None,
+    teacher: Transformer | None = None,
 ) -> RankTrainer:
-    """`tensors` are those of the whole model, in any order; each rank keeps its part of them."""
+    """`tensors` are those of the whole model, in any order; each rank keeps its part of them. A
+    teacher is whole on each rank.
+    """
     if mesh.layout.pipeline > 1 and train.graphs:
         raise UsageError("graphs cannot hold a pipeline's passes; remove --graphs, or pipeline")
     plan = PRECISIONS[train.precision].with_moments(train.optimizer.moments)
@@ -81,23 +98,52 @@ def rank_trainer(
     }
     with torch.no_grad():
         fill_from(masters, local.parts, tensors)
+    copies = copy_sums(mesh, local)
     salts = {name: number for number, name in enumerate(whole_shapes(config))}
+    weights = Weights(local.parameters, plan, masters, salts)
     trainer = RankTrainer(
         local.model,
         train,
         ops=ops,
-        weights=Weights(local.parameters, plan, masters, salts),
+        rounded=roundings(local.model, train),
+        teacher=teacher,
+        weights=weights,
         sharing=RankSharing(mesh, local.parts, has_last_stage(mesh)),
         cut=matrix_cut(mesh),
         context=mesh.axis("context") if mesh.layout.context > 1 else None,
         experts=expert_cut(mesh),
+        sums=None if copies is None else copies.sums,
     )
+    trainer.copies = copies
     trainer.mesh, trainer.local, trainer.whole = mesh, local, config
     if local.stages:
         from ridgeline.training.ranks.pipeline import Pipeline
 
         trainer.pipeline = Pipeline(local.stages, mesh)
     return trainer
+
+
+def roundings(model: Transformer, train: TrainConfig) -> RoundedWeights | None:
+    """Of weights that are there by now."""
+    if not train.qat.is_given:
+        return None
+    scheme, sparsity = train.qat.parsed
+    if train.layout.shard == 1:
+        return found_roundings(model, scheme, sparsity)
+    assert scheme is not None, "check_under_layout"
+    return gathered_roundings(model, scheme)
+
+
+def copy_sums(mesh: Mesh, local: LocalModel) -> CopySums | None:
+    """Where `fully_shard` does not sum."""
+    if needs_sharding(mesh) or mesh.axis("outer").size == 1:
+        return None
+    copies = CopySums(
+        mesh.axis("outer"), local.parameters, lambda name: not local.parts[name].is_expert
+    )
+    if not local.stages:  # whose schedules run passes as they like
+        copies.watch(local.model.layers.named_children())
+    return copies
 
 
 def has_last_stage(mesh: Mesh) -> bool:

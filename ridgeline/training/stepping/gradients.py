@@ -10,7 +10,7 @@ fp32. In bf16 a sum of eight would lose what the later ones add.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,18 +19,29 @@ from ridgeline.training.stepping.gradient_products import SUM
 
 
 class GradientSum:
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        messages: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        """`messages`: parameters whose sums lie one behind the other. With them a single pass is
+        summed too.
+        """
         self._parameters = parameters
         self._sums: dict[str, Tensor] = {}  # that passes add to now
         self._kept: dict[str, Tensor] = {}
+        self._names = {} if messages is None else dict(messages)
+        self.messages: dict[str, Tensor] = {}
 
     def begin(self, num_passes: int) -> None:
         """Several passes sum into memory that is kept from step to step, where captured passes
         find it too; products add to it themselves (fused.py).
         """
-        if num_passes == 1:
+        if num_passes == 1 and not self._names:
             self._detach()
             return
+        if not self.messages:
+            self._make_messages()
         for name, parameter in self._parameters.items():
             if name in self._kept:
                 self._kept[name].zero_()
@@ -40,14 +51,26 @@ class GradientSum:
             setattr(parameter, SUM, self._kept[name])
         self._sums = self._kept
 
+    def _make_messages(self) -> None:
+        for message, names in self._names.items():
+            own = [local_tensor(self._parameters[name]) for name in names]
+            sizes = [each.numel() for each in own]
+            memory = torch.empty(sum(sizes), dtype=torch.float32, device=own[0].device)
+            for name, each, part in zip(names, own, memory.split(sizes), strict=True):
+                self._kept[name] = part.view(each.shape)
+            self.messages[message] = memory
+
     def _detach(self) -> None:
         for name in self._sums:
             delattr(self._parameters[name], SUM)
         self._sums = {}
 
-    def add(self) -> None:
-        """After a backward pass: what autograd has, where sums are kept."""
-        for name, total in self._sums.items():
+    def add(self, names: Iterable[str] | None = None) -> None:
+        """After a backward pass: what autograd has, where sums are kept; of all parameters, or of
+        those that the pass is through with.
+        """
+        for name in self._sums if names is None else names:
+            total = self._sums[name]
             parameter = self._parameters[name]
             if parameter.grad is not None:
                 total += local_tensor(parameter.grad)

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,8 @@ from ridgeline.training.stepping.ops import TrainingOps, ops_for
 from ridgeline.training.stepping.optimizer import Optimizer
 from ridgeline.training.stepping.precision import PRECISIONS, LossScale, Weights, check_precision
 from ridgeline.training.stepping.sharing import ALONE, Sharing
+
+WholePass = Callable[[Transformer, PackedBatch, ForwardPlan], Tensor]
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ class Trainer:
         cut: MatrixCut | None = None,
         context: Axis | None = None,
         experts: ExpertCut | None = None,
+        sums: GradientSum | None = None,
     ) -> None:
         assert config.precision != "auto", "with_auto comes first"
         device = next(model.parameters()).device
@@ -155,7 +158,7 @@ class Trainer:
         self.loss_scale = LossScale() if plan.scales_loss else None
         self.max_norm = config.optimizer.max_norm
         self.rounded = rounded
-        self._sums = GradientSum(self.weights.parameters)
+        self._sums = sums or GradientSum(self.weights.parameters)
         self.mode = self.mode_of(config, ops)
         self._teacher = None
         if teacher is not None:
@@ -310,9 +313,9 @@ class Trainer:
         self, batches: Sequence[PackedBatch], seed: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         total, gradients = self._run(batches, seed)
+        self.sharing.finish(gradients)
         if self.rounded is not None:
             self.rounded.finish(gradients)
-        self.sharing.finish(gradients)
         return total, gradients
 
     def _run(self, batches: Sequence[PackedBatch], seed: float) -> tuple[Tensor, dict[str, Tensor]]:
@@ -368,17 +371,27 @@ class Trainer:
         """What is made smaller: with a teacher the divergence from it, or a mixture with `loss`."""
         if self._teacher is None:
             return self.loss(batch)
-        hidden_TD = hidden_states(self.model, batch, self.mode.forward)
+        return self._whole_pass(self._taught_loss, batch)
+
+    def _taught_loss(self, model: Transformer, batch: PackedBatch, plan: ForwardPlan) -> Tensor:
+        assert self._teacher is not None, "learned_loss"
+        hidden_TD = hidden_states(model, batch, plan)
         share = self._teacher.weight
-        loss = self._teacher.divergence(self.model, hidden_TD, batch)
+        loss = self._teacher.divergence(model, hidden_TD, batch)
         if share == 1.0:
             return loss
-        return share * loss + (1 - share) * head_loss(self.model, hidden_TD, batch.targets)
+        return share * loss + (1 - share) * head_loss(model, hidden_TD, batch.targets)
 
     def loss(self, batch: PackedBatch) -> Tensor:
         """Of the text, summed over the batch's counted tokens."""
+        return self._whole_pass(loss_of, batch)
+
+    def _whole_pass(self, run: WholePass, batch: PackedBatch) -> Tensor:
+        """By the model's own `training_loss`, where it has one that gathers weights first."""
         own: Callable[..., Tensor] | None = getattr(self.model, "training_loss", None)
-        return (own or partial(loss_of, self.model))(batch, self.mode.forward)
+        if own is None:
+            return run(self.model, batch, self.mode.forward)
+        return own(run, batch, self.mode.forward)
 
 
 def not_numbers(loss: float) -> str:

@@ -77,8 +77,9 @@ def shell_lines(document: Path) -> list[str]:
 
 
 def commands(lines: list[str]) -> list[list[str]]:
-    """Every `ridgeline …` among lines of shell, as words."""
+    """Every `ridgeline …` among lines of shell, as words; without the file that takes its output."""
     parts = [part for line in lines for part in re.split(r"&&|\|\|", line)]
+    parts = [re.sub(r" > \S+$", "", part) for part in parts]
     words = [shlex.split(part, comments=True) for part in parts]
     return [each[1:] for each in words if each[:1] == ["ridgeline"]]
 
@@ -127,6 +128,7 @@ WRITTEN = {  # by a command, or on a user's machine
     *("out/report.html", "work/", "out/climb.json", "DIR/recipe.json", "script.py", "openapi.json"),
     *("generation_config.json", "tokens.json", "train.json", "state.json", "checkpoints/"),
     *("files.json", "adapter_config.json", "tensorboard/", "RUN-job/train.json", "job.py"),
+    *("index.json", "mixture.json", "plan-1.json", "plan.json", "plan.html"),
 }
 
 

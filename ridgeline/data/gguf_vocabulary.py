@@ -48,7 +48,7 @@ def gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
             f"tokenizer.ggml.model is {kind!r}; supported: gpt2 (byte-level BPE) and llama"
             " (sentencepiece)"
         )
-    fields = _Fields(metadata)
+    fields = _VocabularyFields(metadata)
     ids = fields.special_ids(_SENTENCEPIECE_DEFAULTS if kind == "llama" else {})
     if kind == "gpt2":
         rule = _rule(metadata)
@@ -77,7 +77,7 @@ def gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     )
 
 
-class _Fields:
+class _VocabularyFields:
     """The arrays of the vocabulary, checked to fit each other."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
@@ -175,7 +175,7 @@ def _rule(metadata: Mapping[str, Any]) -> SplitRule:
     return split_rule(str(name))
 
 
-def _byte_level(fields: _Fields, rule: SplitRule) -> tokenizers.Tokenizer:
+def _byte_level(fields: _VocabularyFields, rule: SplitRule) -> tokenizers.Tokenizer:
     merges = fields.merges()
     if merges is None:
         raise ConfigError("the GGUF's tokenizer has no tokenizer.ggml.merges")
@@ -188,7 +188,7 @@ def _byte_level(fields: _Fields, rule: SplitRule) -> tokenizers.Tokenizer:
     return backend
 
 
-def _sentencepiece(fields: _Fields, unknown_id: int | None) -> tokenizers.Tokenizer:
+def _sentencepiece(fields: _VocabularyFields, unknown_id: int | None) -> tokenizers.Tokenizer:
     unknown = fields.tokens[unknown_id] if unknown_id is not None else None
     if unknown is None and any(f"<0x{byte:02X}>" not in fields.ids for byte in range(256)):
         raise ConfigError(
@@ -210,7 +210,7 @@ def _sentencepiece(fields: _Fields, unknown_id: int | None) -> tokenizers.Tokeni
     return backend
 
 
-def _merges_from_scores(fields: _Fields) -> list[tuple[str, str]]:
+def _merges_from_scores(fields: _VocabularyFields) -> list[tuple[str, str]]:
     """Sentencepiece joins the neighbours whose union scores best: every cut of each, best first."""
     scores = fields.scores()
     normal = {text: index for text, index in fields.ids.items() if fields.types[index] == _NORMAL}
@@ -234,7 +234,7 @@ def _merges_from_scores(fields: _Fields) -> list[tuple[str, str]]:
 
 
 def _add_tokens(
-    backend: tokenizers.Tokenizer, fields: _Fields, ids: Mapping[str, int]
+    backend: tokenizers.Tokenizer, fields: _VocabularyFields, ids: Mapping[str, int]
 ) -> dict[str, int]:
     """Makes control tokens special, user-defined ones indivisible; returns the special by text."""
     unstripped = {"<unk>", "<s>", "<|endoftext|>"}  # in Phi-3

@@ -1,7 +1,8 @@
 """The engine: many requests through one model at once.
 
 Owns what a user calls; jobs.py checks requests. Who runs the steps is a backend (backend.py): the
-main loop in this process, a process that is started again when it dies, or several of those.
+main loop in this process, a process that is started again when it dies, or several of those. One
+thread at a time: nothing in it is locked.
 
     engine = Engine("demo")
     for output in engine.generate(["The sky is", "Water is"], Sampling(max_tokens=32)):
@@ -17,8 +18,6 @@ main loop in this process, a process that is started again when it dies, or seve
     with Engine("demo", Recipe(parallel=Parallel(tensor=3))) as engine: ...     # local/ranks.py
     with Engine.supervised("demo") as engine: ...                   # process/supervisor.py
     with Engine.replicated("demo", num_replicas=2) as engine: ...   # replicas/pool.py
-
-One thread at a time: nothing in it is locked.
 """
 
 from __future__ import annotations
@@ -50,6 +49,7 @@ from ridgeline.engine.jobs import (
     make_job,
     scoring_job,
 )
+from ridgeline.engine.loading.loading import GivenModel
 from ridgeline.engine.loading.saved import Beside, generation_of
 from ridgeline.engine.local.local_backend import LocalBackend, as_local
 from ridgeline.engine.process.supervisor import start_supervised
@@ -65,7 +65,6 @@ from ridgeline.engine.scheduling.state import Stats
 from ridgeline.errors import RidgelineError, answers_wrong_options
 from ridgeline.models import Transformer
 from ridgeline.models.checkpoint import resolve_model
-from ridgeline.models.shapes import RandomShape
 from ridgeline.progress import Progress, shown
 from ridgeline.quantization.choose import LayerChoice
 from ridgeline.recipe import KV, Limits, Parallel, Recipe, Speculation
@@ -82,7 +81,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Transformer | RandomShape | str | Path,
+        model: GivenModel,
         recipe: Recipe | None = None,
         *,
         tokenizer: Tokenizer | None = None,

@@ -25,6 +25,8 @@ from ridgeline.progress import Progress
 from ridgeline.quantization.choose import LayerChoice
 from ridgeline.recipe import Recipe
 
+GivenModel = Transformer | RandomShape | str | Path  # what an engine is made from
+
 
 class Loaded(NamedTuple):
     model: Transformer
@@ -37,7 +39,7 @@ class Loaded(NamedTuple):
 
 
 def load(
-    model: Transformer | RandomShape | str | Path,
+    model: GivenModel,
     recipe: Recipe | None,
     tokenizer: Tokenizer | None,
     device: str,

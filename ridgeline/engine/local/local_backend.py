@@ -13,13 +13,13 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from multiprocessing.connection import wait
-from pathlib import Path
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine.backend import Backend, EngineFacts, EngineProgress
 from ridgeline.engine.execution.runner import Runner
 from ridgeline.engine.execution.tensor_runner import TensorRunner
 from ridgeline.engine.execution.work import CostBase, cost_base
+from ridgeline.engine.loading.loading import GivenModel
 from ridgeline.engine.local.loop import Loop
 from ridgeline.engine.local.ranks import Members, load_on_ranks
 from ridgeline.engine.sampling.live import LiveRequest
@@ -29,8 +29,7 @@ from ridgeline.engine.scheduling.state import Ask, Stats
 from ridgeline.engine.speculation.speculation import prepare
 from ridgeline.errors import RidgelineError, UnsupportedError
 from ridgeline.hardware import Hardware, detect, load_cached
-from ridgeline.models import ModelConfig, Transformer
-from ridgeline.models.shapes import RandomShape
+from ridgeline.models import ModelConfig
 from ridgeline.progress import Progress
 from ridgeline.recipe import Recipe
 
@@ -45,7 +44,7 @@ class LocalBackend:
 
     def __init__(
         self,
-        model: Transformer | RandomShape | str | Path,
+        model: GivenModel,
         recipe: Recipe | None = None,
         *,
         tokenizer: Tokenizer | None = None,

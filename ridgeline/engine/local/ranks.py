@@ -24,7 +24,7 @@ import torch
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine.execution.tensor_runner import serve
-from ridgeline.engine.loading.loading import Loaded, load, load_from
+from ridgeline.engine.loading.loading import GivenModel, Loaded, load, load_from
 from ridgeline.engine.loading.saved import saved_recipe
 from ridgeline.engine.loading.sources import check_same_dtype, with_saved_kv
 from ridgeline.engine.loading.split_sources import SplitCheckpoint, SplitModel, SplitSource
@@ -92,7 +92,7 @@ class Task:
 
 
 def load_on_ranks(
-    model: Transformer | RandomShape | str | Path,
+    model: GivenModel,
     recipe: Recipe | None,
     tokenizer: Tokenizer | None,
     device: str,

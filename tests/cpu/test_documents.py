@@ -77,7 +77,7 @@ def shell_lines(document: Path) -> list[str]:
 
 
 def commands(lines: list[str]) -> list[list[str]]:
-    """Every `ridgeline …` among lines of shell, as words; without the file that takes its output."""
+    """Every `ridgeline …` among lines of shell, as words, without the file that output goes to."""
     parts = [part for line in lines for part in re.split(r"&&|\|\|", line)]
     parts = [re.sub(r" > \S+$", "", part) for part in parts]
     words = [shlex.split(part, comments=True) for part in parts]

@@ -101,7 +101,7 @@ def some_texts(folder: Path, num_bytes: int) -> list[str]:
 
 
 def write_questions(folder: Path, path: Path) -> None:
-    """An evaluation set: half of it stands in the text."""
+    """An evaluation set: a twentieth of it stands in the text."""
     generator = random.Random(26)
     texts = some_texts(folder, 8 << 20)
     with path.open("wb") as file:
@@ -109,25 +109,33 @@ def write_questions(folder: Path, path: Path) -> None:
             words = generator.choice(texts).split()
             first = generator.randrange(max(1, len(words) - 40))
             chosen = words[first : first + 40]
-            if number % 2:
+            if number % 20:
                 generator.shuffle(chosen)
             file.write(orjson.dumps({"question": " ".join(chosen), "answer": "yes"}) + b"\n")
 
 
-class MostMemory:
-    """Of this many processes below one, while they run: proportional shares summed up."""
+class WatchedProcesses:
+    """One and all below it, while they run: the most memory (proportional shares summed up), and
+    CPU seconds, which a parent only knows of children that it has waited for.
+    """
 
     def __init__(self, pid: int) -> None:
-        self.most = 0
+        self.most = 0  # bytes
+        self._ticks: dict[int, int] = {}
         self._pid, self._stop = pid, threading.Event()
         self._thread = threading.Thread(target=self._watch)
+
+    @property
+    def cpu_s(self) -> float:
+        return sum(self._ticks.values()) / os.sysconf("SC_CLK_TCK")
 
     def _watch(self) -> None:
         while not self._stop.wait(0.2):
             pids = [self._pid, *children_of(self._pid, deep=True)]
             self.most = max(self.most, sum(map(pss_bytes, pids)))
+            self._ticks |= {pid: ticks for pid in pids if (ticks := cpu_ticks(pid))}
 
-    def __enter__(self) -> MostMemory:
+    def __enter__(self) -> WatchedProcesses:
         self._thread.start()
         return self
 
@@ -136,21 +144,28 @@ class MostMemory:
         self._thread.join()
 
 
+def cpu_ticks(pid: int) -> int:
+    """Of user and system; 0 of a process that has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])
+
+
 def whole_chain(text: Path, out: Path, questions: Path, *flags: str) -> tuple[dict[str, Any], Any]:
     """The report of `data build`, and what it took."""
     argv = [
         sys.executable, "-m", "ridgeline", "data", "build", "--in", str(text), "--out", str(out),
         "--evaluation", f"own={questions}", "--json", *flags,
     ]  # fmt: skip
-    before, start = os.times(), time.perf_counter()
+    start = time.perf_counter()
     process = subprocess.Popen(argv, stdout=subprocess.PIPE)
-    with process, MostMemory(process.pid) as memory:
+    with process, WatchedProcesses(process.pid) as watched:
         output = process.communicate()[0]
     if process.returncode:
         raise SystemExit(f"{' '.join(argv)} ended with {process.returncode}")
-    after = os.times()
-    used = sum(after[2:4]) - sum(before[2:4])
-    return json.loads(output), (time.perf_counter() - start, used, memory.most)
+    return json.loads(output), (time.perf_counter() - start, watched.cpu_s, watched.most)
 
 
 def chain_values(text: Path, folder: Path, workers: int) -> tuple[Values, list[str], Path]:

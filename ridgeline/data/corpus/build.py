@@ -16,7 +16,7 @@ from typing import Any
 from ridgeline.data.corpus.decontamination import decontaminate, evaluation_task
 from ridgeline.data.corpus.duplicates import DuplicateReport, duplicate_tasks
 from ridgeline.data.corpus.engines.engine import TaskEngine
-from ridgeline.data.corpus.ledger.ledger import Ledger
+from ridgeline.data.corpus.ledger.ledger import BuildLedger
 from ridgeline.data.corpus.ledger.lock import builder_lock
 from ridgeline.data.corpus.ledger.task import WORK_FOLDER, CorpusTask, TaskNote
 from ridgeline.data.corpus.names import INDEX_NAME
@@ -75,7 +75,7 @@ class _CorpusBuilder:
     def __init__(self, order: BuildOrder, engine: TaskEngine, progress: Progress | None) -> None:
         self._order, self._recipe, self._out = order, order.recipe, order.out
         self._engine, self._progress = engine, progress
-        self._ledger = Ledger(order.out)
+        self._ledger = BuildLedger(order.out)
         self._later: list[TaskNote] = []  # between documents and shards
         self._facts: dict[str, Any] = {}  # what they came to
         self._words: list[str] = []  # what a reader of the report has to know

@@ -17,7 +17,7 @@ from typing import Any
 from ridgeline.data.corpus.decontamination import decontaminate, evaluation_task
 from ridgeline.data.corpus.duplicates import duplicate_tasks
 from ridgeline.data.corpus.engines.local import ThisProcess
-from ridgeline.data.corpus.ledger.ledger import Ledger
+from ridgeline.data.corpus.ledger.ledger import BuildLedger
 from ridgeline.data.corpus.ledger.task import CorpusTask, TaskNote, Work
 from ridgeline.data.corpus.recipe import CorpusRecipe
 from ridgeline.data.corpus.report import stage_rates
@@ -135,7 +135,7 @@ class _SampleRun:
     """Tasks in this process."""
 
     def __init__(self, folder: Path) -> None:
-        self._ledger, self._engine = Ledger(folder), ThisProcess()
+        self._ledger, self._engine = BuildLedger(folder), ThisProcess()
 
     def tasks(self, stage: str, tasks: Sequence[CorpusTask]) -> list[TaskNote]:
         return self._ledger.run(stage, tasks, self._engine)
@@ -156,9 +156,9 @@ def _evaluations(run: _SampleRun, judged: TaskNote, recipe: CorpusRecipe) -> lis
     task, sets = evaluation_task(files)
     run.tasks("evaluation sets", [task])
     options = {"options": recipe.evaluations}
-    found = run.warm("contaminated", decontaminate, (judged.output, sets), options)
-    inputs = (judged.output, found.output)
-    return [found, run.warm("cleared", exclude, inputs, {"verdict": "contaminated"})]
+    repeated = run.warm("contaminated", decontaminate, (judged.output, sets), options)
+    inputs = (judged.output, repeated.output)
+    return [repeated, run.warm("cleared", exclude, inputs, {"verdict": "contaminated"})]
 
 
 def _duplicates(run: _SampleRun, judged: TaskNote, recipe: CorpusRecipe) -> list[TaskNote]:

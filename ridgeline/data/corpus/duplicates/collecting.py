@@ -43,7 +43,7 @@ def collect(
     output: Path, inputs: Sequence[Path], *, unit: int, parts: int, options: DuplicateOptions
 ) -> dict[str, Any]:
     """From a documents table and all files of `MENTIONS` to one row group of `SETS` a part."""
-    wanted = Wanted(read_mentions(inputs[1:], unit), parts)
+    wanted = WantedPairs(read_mentions(inputs[1:], unit), parts)
     names, sets = wanted_sets(inputs[0], wanted, options)
     row_of = {name: row for row, name in enumerate(names)}
     with parts_file(output, SETS) as file:
@@ -61,7 +61,7 @@ def read_mentions(inputs: Sequence[Path], unit: int) -> Any:
     )
 
 
-class Wanted:
+class WantedPairs:
     """The pairs of a unit's documents, sorted, each once."""
 
     def __init__(self, table: Any, parts: int) -> None:
@@ -107,7 +107,9 @@ def precedes(one: Sequence[Numbers], other: Sequence[Numbers]) -> Numbers:
     return result
 
 
-def wanted_sets(path: Path, wanted: Wanted, options: DuplicateOptions) -> tuple[list[bytes], Any]:
+def wanted_sets(
+    path: Path, wanted: WantedPairs, options: DuplicateOptions
+) -> tuple[list[bytes], Any]:
     """Names and shingles, as they stand in the table."""
     names = wanted.names()
     ordered: list[bytes] = []

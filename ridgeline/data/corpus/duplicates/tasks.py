@@ -15,8 +15,8 @@ from ridgeline.data.corpus.duplicates.verifying import verify
 from ridgeline.data.corpus.ledger.task import WORK_FOLDER, CorpusTask
 
 FOLDER = f"{WORK_FOLDER}/duplicates"
-PART_BYTES = 96 << 20  # of text, whose sets a task may have to hold
-PART_ROWS = 1 << 20  # of documents and bands, which a task sorts
+PART_BYTES = 64 << 20  # of text, whose sets a task may have to hold
+PART_ROWS = 1 << 19  # of documents and bands, which a task sorts
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait as wait_for
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from threading import Thread
 
@@ -56,6 +57,7 @@ class LocalProcesses:
         # from a server that has imported and done nothing: threads do not live on in a fork
         context = get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
+        ensure_running()  # it imports while the builder looks at its input
         self._pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker)
 
     def run(self, folder: Path, tasks: Sequence[Keyed]) -> Iterator[TaskNote]:

@@ -3,7 +3,7 @@
 A task's note is a line of `ledger.jsonl`, added after its output has its name and is on the disk.
 A task that was killed before is done again; it writes the same bytes.
 
-    ledger = Ledger(corpus)
+    ledger = BuildLedger(corpus)
     notes = ledger.run("documents", tasks, engine, progress)      # in the order of the tasks
 """
 
@@ -29,7 +29,7 @@ from ridgeline.progress import Progress
 NAME = "ledger.jsonl"
 
 
-class Ledger:
+class BuildLedger:
     """Of a folder: outputs lie in it, and the ledger itself among what is removed at the end."""
 
     def __init__(self, folder: Path) -> None:

@@ -20,7 +20,7 @@ CENTROIDS = 256
 LABEL = b"__label__"
 
 
-class _Fields:
+class _ModelFile:
     """The bytes of a file, taken in their order."""
 
     def __init__(self, data: bytes) -> None:
@@ -44,7 +44,7 @@ class _Fields:
 
 def read_model(path: Path) -> tuple[ClassifierWeights, list[str]]:
     """UnsupportedError for a model of another kind."""
-    fields = _Fields(path.read_bytes())
+    fields = _ModelFile(path.read_bytes())
     magic, version = fields.numbers("ii")
     options = dict(
         zip(
@@ -84,7 +84,7 @@ def read_model(path: Path) -> tuple[ClassifierWeights, list[str]]:
     return weights, [word.removeprefix(LABEL).decode() for word, _ in labels]
 
 
-def _quantized_rows(fields: _Fields) -> Floats:
+def _quantized_rows(fields: _ModelFile) -> Floats:
     """Each row's parts from a table of centroids, times its norm."""
     has_norms, num_rows, dim, num_codes = fields.numbers("?qqi")
     codes = fields.array("u1", num_codes).reshape(num_rows, -1)
@@ -97,7 +97,7 @@ def _quantized_rows(fields: _Fields) -> Floats:
     return np.ascontiguousarray(rows, dtype=np.float32)
 
 
-def _centroids(fields: _Fields, codes: Any) -> list[Any]:
+def _centroids(fields: _ModelFile, codes: Any) -> list[Any]:
     """What the codes of each part stand for."""
     dim, num_parts, part_dim, last_dim = fields.numbers("4i")
     values = fields.array("<f4", dim * CENTROIDS)

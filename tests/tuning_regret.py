@@ -202,11 +202,10 @@ def main() -> int:
     args = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    words = [Path(word).name for word in sys.argv[1:]]
     summary = {
         "what": "regret of searches at 10% of a grid's work, of its best-to-median spread",
-        "command": " ".join(
-            ["python -m tuning_regret", *(Path(word).name for word in sys.argv[1:])]
-        ),
+        "command": " ".join(["python -m tuning_regret", *words]),
         "date": datetime.now(UTC).date().isoformat(),
         "optuna": optuna.__version__,
         "tables": {path.stem: studied(path, args.seeds, args.peer_seeds) for path in args.grids},

@@ -177,7 +177,7 @@ def document(rows: dict[str, list[float | None]], args: argparse.Namespace) -> d
     return {
         "what": f"held-out loss of the tiny shape on {args.text.name}, {tokens} tokens a run",
         "table": args.table,
-        "command": " ".join(["python -m tuning_grid", *sys.argv[1:]]),
+        "command": " ".join(["python -m tuning_grid", *(Path(word).name for word in sys.argv[1:])]),
         "device": detect("cpu").name,
         "torch": torch.__version__,
         "date": datetime.now(UTC).date().isoformat(),

@@ -3,7 +3,7 @@ seeds, replayed over the table of tuning_grid.py; and Optuna's samplers with its
 same table, with the same work. Regret is a share of the way from the grid's best loss to its
 median.
 
-    PYTHONPATH=.:tests python -m tuning_regret rates.json shapes.json --save results
+    PYTHONPATH=.:tests python -m tuning_regret results/looks-tuning-table-*.json --save results
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +101,10 @@ def by_chance(table: TableTrials, seed: int) -> float:
 Make = Callable[[int], Any]
 samplers, pruners = optuna.samplers, optuna.pruners
 SAMPLERS: dict[str, Make] = {
-    "TPE": lambda seed: samplers.TPESampler(seed=seed),
-    "TPE, multivariate": lambda seed: samplers.TPESampler(seed=seed, multivariate=True),
-    "GP": lambda seed: samplers.GPSampler(seed=seed),
+    "TPE": lambda seed: samplers.TPESampler(seed=seed, multivariate=True),
 }
+if find_spec("scipy") is not None:  # which Ridgeline does not need, and its GP does
+    SAMPLERS["GP"] = lambda seed: samplers.GPSampler(seed=seed)
 PRUNERS: dict[str, Any] = {
     "whole runs": None,
     "successive halving": lambda: pruners.SuccessiveHalvingPruner(
@@ -118,7 +119,10 @@ MOST_ASKED = 2000  # a point that comes again costs nothing
 
 def optuna_regret(table: TableTrials, sampler: Make, pruner: Any, seed: int) -> float:
     study = optuna.create_study(
-        sampler=sampler(seed), pruner=None if pruner is None else pruner(), direction="minimize"
+        study_name=str(seed),  # of which Hyperband takes its brackets
+        sampler=sampler(seed),
+        pruner=None if pruner is None else pruner(),
+        direction="minimize",
     )
     left, shares = SHARE * len(table.points) + 1e-9, Rungs().shares
     done: dict[str, int] = {}  # rungs that a point has reached
@@ -185,22 +189,23 @@ def studied(path: Path, seeds: int, peer_seeds: int) -> dict[str, Any]:
         "num_points": len(table.points),
         "methods": methods,
         "regrets": [round(value, 4) for value in own],
-        "grid": document,
+        "grid": document["command"],
     }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("grids", type=Path, nargs="+")
-    parser.add_argument("--seeds", type=int, default=50)
+    parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--peer-seeds", type=int, default=20)
     parser.add_argument("--save", type=Path)
     args = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    words = [Path(word).name for word in sys.argv[1:]]
     summary = {
         "what": "regret of searches at 10% of a grid's work, of its best-to-median spread",
-        "command": " ".join(["python -m tuning_regret", *sys.argv[1:]]),
+        "command": " ".join(["python -m tuning_regret", *words]),
         "date": datetime.now(UTC).date().isoformat(),
         "optuna": optuna.__version__,
         "tables": {path.stem: studied(path, args.seeds, args.peer_seeds) for path in args.grids},

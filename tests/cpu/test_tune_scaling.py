@@ -15,6 +15,7 @@ from command_line import make_folder, refused
 from train_runs import Capture, make_text, single_thread
 
 from ridgeline.cli import main
+from ridgeline.cli.tune.scale import problems
 from ridgeline.errors import UsageError
 from ridgeline.models.shapes import describe_shape, shape_name
 from ridgeline.tuning.network_shapes import cost_of, equal_shape
@@ -222,3 +223,9 @@ def test_a_suggestion_stays_below_what_diverges() -> None:
     assert not close.problem
     unlike = verdict_of(rates, [steady, narrow])
     assert "seeds do not agree" in unlike.problem
+
+
+def test_exponents_at_their_ends_are_said() -> None:
+    assert problems(CHINCHILLA) == []
+    (line,) = problems(ScalingLaw(0.5, 6e3, 0.9, 7.6, 0.05))
+    assert "do not say b:" in line

@@ -26,6 +26,8 @@ from ridgeline.tuning.pages.law_page import (
 )
 from ridgeline.tuning.scaling.law import (
     FLOPS_EACH,
+    HIGHEST,
+    LOWEST,
     LawPoint,
     ScalingLaw,
     fit_law,
@@ -82,11 +84,27 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         "error": fmean(abs(_fitted(law, point) / point.loss - 1) for point in points),
         "points": [asdict(point) | {"fitted": _fitted(law, point)} for point in points],
         "left_out": left_out,
+        "problems": problems(law),
         "splits": [each for flops in budgets if (each := split(law, drawn, flops)) is not None],
     }
     with atomic_write(args.out / DOCUMENT) as file:
         json.dump(document, file, indent=2)
     return document | {"report": str(write_law_page(args.out, document))}
+
+
+def problems(law: ScalingLaw) -> list[str]:
+    """What the runs leave open."""
+    ends = [
+        name
+        for name, exponent in (("a", law.size_exponent), ("b", law.data_exponent))
+        if not LOWEST * 1.01 < exponent < HIGHEST / 1.01
+    ]
+    if not ends:
+        return []
+    return [
+        f"The runs do not say {' and '.join(ends)}: the best fit lies at the end of what is tried "
+        f"({LOWEST:g} to {HIGHEST:g}). Give runs of more sizes and lengths before this is used."
+    ]
 
 
 def _fitted(law: ScalingLaw, point: LawPoint) -> float:
@@ -115,7 +133,8 @@ def _value(value: float, drawn: list[float]) -> dict[str, float | None]:
 
 
 def render(document: dict[str, Any], console: Console) -> None:
-    console.print(law_headline(document), soft_wrap=True, markup=False)
+    for line in (law_headline(document), *document["problems"]):
+        console.print(line, soft_wrap=True, markup=False)
     for name, words in CONSTANTS.items():
         ends = document["intervals"].get(name)
         value = document["law"][name]

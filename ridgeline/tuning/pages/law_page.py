@@ -59,7 +59,7 @@ def law_page(document: Mapping[str, Any]) -> str:
         "Scaling law",
         law_headline(document),
         sections,
-        lead=element("p", " ".join(document["left_out"])),
+        lead=element("p", " ".join([*document["problems"], *document["left_out"]])),
         footer=f"Drawn by Ridgeline {__version__}",
     )
 

@@ -33,7 +33,7 @@ from ridgeline.planning.output.document import (
 from ridgeline.planning.output.page import write_plan_page
 from ridgeline.planning.search.best import SLOWER
 from ridgeline.planning.search.sizes import joined_pool, search_sizes
-from ridgeline.planning.search.space import Wanted, check_batch
+from ridgeline.planning.search.space import WantedRun, check_batch
 from ridgeline.planning.training.constants import load_fitted
 from ridgeline.planning.training.corrections import corrected_for
 from ridgeline.profiling.printing import safe_text
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace, cluster: Cluster, terminal: Terminal) -> dict[
     precision = args.precision or ("fp32" if joined.kind == "cpu" else "bf16")
     if joined.rate(precision) is None:
         raise UsageError(f"--precision {precision}: {joined.gpu.name} does not multiply in it")
-    wanted = Wanted(sequence, batch, precision, args.micro_batch, args.recomputation)
+    wanted = WantedRun(sequence, batch, precision, args.micro_batch, args.recomputation)
     fitted = corrected_for(load_fitted(), joined)
     with terminal.progress() as progress:
         searches = search_sizes(model, cluster, wanted, fitted, NUM_PLANS, progress)

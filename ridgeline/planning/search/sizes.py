@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ridgeline.models import ModelConfig
 from ridgeline.planning.clusters.cluster import Cluster, GpuPool
 from ridgeline.planning.search.best import SearchResult, find_best
-from ridgeline.planning.search.space import Wanted
+from ridgeline.planning.search.space import WantedRun
 from ridgeline.planning.search.why_not import WhyNot, why_nots
 from ridgeline.planning.training.constants import Fitted
 from ridgeline.progress import Progress
@@ -33,7 +33,7 @@ class SizedSearch:
 
 
 def search_sizes(
-    model: ModelConfig, cluster: Cluster, wanted: Wanted, fitted: Fitted, keep: int,
+    model: ModelConfig, cluster: Cluster, wanted: WantedRun, fitted: Fitted, keep: int,
     progress: Progress | None = None,
 ) -> tuple[SizedSearch, ...]:  # fmt: skip
     """The whole first."""

@@ -17,7 +17,7 @@ from ridgeline.models.training_cost import LEVELS
 from ridgeline.parallel.bubbles import fits_pipeline
 from ridgeline.parallel.degrees import can_share
 from ridgeline.planning.clusters.cluster import GpuPool
-from ridgeline.planning.memory.ledger import Ledger, heaviest_of, least_bytes, usable_bytes
+from ridgeline.planning.memory.ledger import StepLedger, heaviest_of, least_bytes, usable_bytes
 from ridgeline.planning.search.best import Plan, SearchResult, milder
 from ridgeline.planning.search.space import Core
 from ridgeline.planning.training.constants import Fitted
@@ -158,7 +158,7 @@ def _grown(estimate: StepEstimate, best: StepEstimate) -> str:
     return ", ".join(words) or "much the same in every part"
 
 
-def shortage(ledger: Ledger, free: int) -> str:
+def shortage(ledger: StepLedger, free: int) -> str:
     """`needs 93.1 GiB of 73.0, 44.6 GiB of it activations`."""
     heaviest = ledger.heaviest
     largest = max(heaviest.items, key=lambda item: item.num_bytes)

@@ -35,10 +35,11 @@ def rows() -> list[JudgedRow]:
 
 def test_errors_do_not_get_worse(rows: list[JudgedRow]) -> None:
     fitted = load_fitted()
-    sources = by_source(rows, fitted.fitted_to)
+    sources = by_source(rows, {(source, "step") for source in fitted.fitted_to})
     assert {each.source for each in sources} == set(MEDIANS)
     for each in sources:
         assert each.median <= MEDIANS[each.source], each
+        assert each.is_fitted == (each.source in fitted.fitted_to)
     assert all(not row.refused for row in rows)
 
 

@@ -36,6 +36,7 @@ from ridgeline.planning.search.sizes import joined_pool, search_sizes
 from ridgeline.planning.search.space import WantedRun, check_batch
 from ridgeline.planning.training.constants import load_fitted
 from ridgeline.planning.training.corrections import corrected_for
+from ridgeline.planning.training.setup import Units
 from ridgeline.profiling.printing import safe_text
 
 COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kMBGT]?)", re.IGNORECASE)
@@ -95,7 +96,7 @@ def run(args: argparse.Namespace, cluster: Cluster, terminal: Terminal) -> dict[
     if args.micro_batch is not None and args.micro_batch < 1:
         raise UsageError(f"--micro-batch is {args.micro_batch}; give at least 1 sequence")
     joined = joined_pool(cluster)
-    precision = args.precision or ("fp32" if joined.kind == "cpu" else "bf16")
+    precision: Units = args.precision or ("fp32" if joined.kind == "cpu" else "bf16")
     if joined.rate(precision) is None:
         raise UsageError(f"--precision {precision}: {joined.gpu.name} does not multiply in it")
     wanted = WantedRun(sequence, batch, precision, args.micro_batch, args.recomputation)

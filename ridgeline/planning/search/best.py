@@ -2,7 +2,7 @@
 what ranks send, is a bound that no way to cut weights goes below; settings are tried in its order,
 and once it is above the slowest plan that is kept, the rest need not be looked at.
 
-    search = find_best(model, pool, 2048, WantedRun(sequence=8192, batch=2048), load_fitted(), keep=5)
+    search = find_best(model, pool, 2048, WantedRun(sequence=8192, batch=2048), load_fitted())
     search.plans[0].estimate.tokens_per_s, search.rejected[0].reason
 """
 
@@ -60,7 +60,8 @@ class SearchResult:
     reasons: Mapping[str, int]  # why settings are out, and how many are
     # All there are but for how weights are cut, by what their steps take at least.
     cores: tuple[tuple[float, Core], ...] = field(default=(), repr=False)
-    found: tuple[tuple[StepEstimate, TrainSetup], ...] = field(default=(), repr=False)  # that fit
+    # That fit, the fastest of each kind.
+    fitting: tuple[tuple[StepEstimate, TrainSetup], ...] = field(default=(), repr=False)
 
 
 def find_best(

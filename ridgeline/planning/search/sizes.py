@@ -44,9 +44,9 @@ def search_sizes(
             progress("searching layouts", number, len(sizes))
         kept = KEPT_OF_PARTS if number else keep
         result = find_best(model, pool, pool.num_gpus, wanted, fitted, kept)
-        asked = () if number else why_nots(result, pool, fitted)
+        answers = () if number else why_nots(result, pool, fitted)
         searches.append(
-            SizedSearch(pool, pool.num_gpus, replace(result, cores=(), found=()), asked)
+            SizedSearch(pool, pool.num_gpus, replace(result, cores=(), fitting=()), answers)
         )
     return tuple(searches)
 

@@ -91,11 +91,11 @@ def _answer(
     cores = [(bound, core) for bound, core in result.cores if asks(core.setup)]
     if not cores:
         return None
-    known = [(estimate, setup) for estimate, setup in result.found if asks(setup)]
+    known = [(estimate, setup) for estimate, setup in result.fitting if asks(setup)]
     best_known = min(known, key=lambda each: each[0].step_s, default=None)
-    found = _best_of(cores, best_known, pool, fitted)
-    if found is not None:
-        estimate, setup = found
+    fastest = _best_of(cores, best_known, pool, fitted)
+    if fastest is not None:
+        estimate, setup = fastest
         slower = estimate.step_s / best.estimate.step_s - 1
         return WhyNot(question, setup, slower, _grown(estimate, best.estimate), "")
     smallest = _smallest([core for _, core in cores])

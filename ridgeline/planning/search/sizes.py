@@ -45,9 +45,9 @@ def search_sizes(
         kept = KEPT_OF_PARTS if number else keep
         result = find_best(model, pool, pool.num_gpus, wanted, fitted, kept)
         answers = () if number else why_nots(result, pool, fitted)
-        searches.append(
-            SizedSearch(pool, pool.num_gpus, replace(result, cores=(), fitting=()), answers)
-        )
+        kept_cores = () if result.plans else result.cores  # which say what comes nearest
+        result = replace(result, cores=kept_cores, fitting=())
+        searches.append(SizedSearch(pool, pool.num_gpus, result, answers))
     return tuple(searches)
 
 
@@ -73,6 +73,7 @@ def _sizes(cluster: Cluster) -> Iterator[GpuPool]:
     yield whole
     if len(cluster.pools) > 1:
         yield from cluster.pools
+        return
     for part in PARTS:
         if whole.num_gpus % part == 0 and whole.num_nodes % part == 0 and whole.num_nodes >= part:
             yield replace(whole, num_gpus=whole.num_gpus // part)

@@ -108,8 +108,8 @@ def measure_group(
                 numbers = RankNumbers(rank, size, rank, size)
                 with log.open("wb") as output:
                     ranks.append(start_child(words, _environment(numbers, store.port), output))
-            for rank in ranks:
-                rank.wait(MOST_S)
+            for process in ranks:
+                process.wait(MOST_S)
         except subprocess.TimeoutExpired:
             raise HardwareError(
                 f"{size} ranks took more than {MOST_S:.0f} s for their collectives; give a smaller "
@@ -118,9 +118,12 @@ def measure_group(
         finally:
             end_children(ranks)
         texts = [log.read_text(errors="replace").strip() for log in logs]
-        failed = next((text for rank, text in zip(ranks, texts, strict=True) if rank.returncode), 0)
-        if failed:
-            raise HardwareError(f"a rank failed: {failed.splitlines()[-1]}")
+        ended = zip(ranks, texts, strict=True)
+        failed = next((text for process, text in ended if process.returncode), None)
+        if failed is not None:
+            raise HardwareError(
+                f"a rank failed: {(failed.splitlines() or ['no reason given'])[-1]}"
+            )
         result: dict[str, Any] = json.loads(texts[0].splitlines()[-1])
         return result
 

@@ -22,7 +22,7 @@ from ridgeline.planning.clusters.cluster import Cluster, with_curves
 from ridgeline.planning.clusters.parsing import parse_cluster
 from ridgeline.planning.memory.ledger import heaviest_of, usable_bytes
 from ridgeline.planning.search.best import find_best
-from ridgeline.planning.search.space import Wanted, cores
+from ridgeline.planning.search.space import WantedRun, cores
 from ridgeline.planning.search.why_not import why_nots
 from ridgeline.planning.training.constants import load_fitted
 from ridgeline.planning.training.corrections import (
@@ -153,7 +153,7 @@ def test_a_profiles_parts_are_a_plans() -> None:
 def test_why_nots_are_planned_again() -> None:
     fitted, pool = load_fitted(), parse_cluster("16xA100-40GB").pools[0]
     model = describe_shape("llama-3.1-8b").config
-    wanted = Wanted(sequence=4096, batch=32)
+    wanted = WantedRun(sequence=4096, batch=32)
     result = find_best(model, pool, 16, wanted, fitted)
     asked = {each.question: each for each in why_nots(result, pool, fitted)}
     best = result.plans[0]

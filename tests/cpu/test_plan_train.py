@@ -29,7 +29,7 @@ from ridgeline.parallel.shards import whole_shapes
 from ridgeline.planning.clusters.parsing import parse_cluster
 from ridgeline.planning.memory.ledger import heaviest_of, ledger_of, train_config, usable_bytes
 from ridgeline.planning.search.best import find_best
-from ridgeline.planning.search.space import Wanted, cores
+from ridgeline.planning.search.space import WantedRun, cores
 from ridgeline.planning.training import collectives
 from ridgeline.planning.training.collectives import Sends
 from ridgeline.planning.training.constants import load_fitted
@@ -169,7 +169,7 @@ def test_slower_networks_make_steps_longer() -> None:
 def test_a_bound_is_below_every_way_to_cut_weights() -> None:
     fitted = load_fitted()
     pool = parse_cluster("16xH100").pools[0]
-    wanted = Wanted(sequence=1024, batch=64)
+    wanted = WantedRun(sequence=1024, batch=64)
     checked = 0
     for core in list(cores(LLAMA_1B, 16, pool, wanted))[::23]:
         bound = least_step_s(core.setup, pool, fitted)
@@ -180,7 +180,7 @@ def test_a_bound_is_below_every_way_to_cut_weights() -> None:
 
 
 def test_the_best_is_the_best_of_all() -> None:
-    fitted, wanted = load_fitted(), Wanted(sequence=2048, batch=16, recomputation="none")
+    fitted, wanted = load_fitted(), WantedRun(sequence=2048, batch=16, recomputation="none")
     result = find_best(LLAMA_1B, H100, 8, wanted, fitted, keep=1)
     free, steps = usable_bytes(H100), []
     for core in cores(LLAMA_1B, 8, H100, wanted):
@@ -194,7 +194,7 @@ def test_the_best_is_the_best_of_all() -> None:
 def test_rejections_name_what_binds_and_remedies_fit() -> None:
     model = describe_shape("llama-3.1-8b").config
     pool = parse_cluster("8xA100-40GB").pools[0]
-    result = find_best(model, pool, 8, Wanted(sequence=8192, batch=64), load_fitted())
+    result = find_best(model, pool, 8, WantedRun(sequence=8192, batch=64), load_fitted())
     assert result.plans
     assert result.rejected
     for plan in result.plans:
@@ -315,7 +315,7 @@ def test_a_model_that_fits_nowhere_says_how_far() -> None:
     from ridgeline.cli.plan.train import nothing_fits
 
     model = describe_shape("llama-3.1-405b").config
-    result = find_best(model, H100, 8, Wanted(sequence=8192, batch=8), load_fitted())
+    result = find_best(model, H100, 8, WantedRun(sequence=8192, batch=8), load_fitted())
     assert not result.plans
     error = OutOfMemoryError(nothing_fits("llama-3.1-405b", result, parse_cluster("8xH100")))
     assert "needs" in str(error)

@@ -24,6 +24,7 @@ from ridgeline.hardware.units import human_bytes
 from ridgeline.models import ModelConfig
 from ridgeline.models.cost import num_parameters
 from ridgeline.planning.clusters.cluster import Cluster
+from ridgeline.planning.memory.ledger import heaviest_of, usable_bytes
 from ridgeline.planning.output.document import (
     TrainAnswer,
     command_of,
@@ -33,9 +34,11 @@ from ridgeline.planning.output.document import (
 from ridgeline.planning.output.page import write_plan_page
 from ridgeline.planning.search.best import SLOWER
 from ridgeline.planning.search.sizes import joined_pool, search_sizes
-from ridgeline.planning.search.space import Wanted, check_batch
+from ridgeline.planning.search.space import WantedRun, check_batch
+from ridgeline.planning.search.why_not import more_gpus, shortage, smallest
 from ridgeline.planning.training.constants import load_fitted
 from ridgeline.planning.training.corrections import corrected_for
+from ridgeline.planning.training.setup import Units
 from ridgeline.profiling.printing import safe_text
 
 COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kMBGT]?)", re.IGNORECASE)
@@ -95,10 +98,10 @@ def run(args: argparse.Namespace, cluster: Cluster, terminal: Terminal) -> dict[
     if args.micro_batch is not None and args.micro_batch < 1:
         raise UsageError(f"--micro-batch is {args.micro_batch}; give at least 1 sequence")
     joined = joined_pool(cluster)
-    precision = args.precision or ("fp32" if joined.kind == "cpu" else "bf16")
+    precision: Units = args.precision or ("fp32" if joined.kind == "cpu" else "bf16")
     if joined.rate(precision) is None:
         raise UsageError(f"--precision {precision}: {joined.gpu.name} does not multiply in it")
-    wanted = Wanted(sequence, batch, precision, args.micro_batch, args.recomputation)
+    wanted = WantedRun(sequence, batch, precision, args.micro_batch, args.recomputation)
     fitted = corrected_for(load_fitted(), joined)
     with terminal.progress() as progress:
         searches = search_sizes(model, cluster, wanted, fitted, NUM_PLANS, progress)
@@ -126,16 +129,21 @@ def usual_batch(model: ModelConfig, sequence: int, cluster: Cluster) -> int:
 
 def nothing_fits(name: str, result: Any, cluster: Cluster) -> str:
     """One line: the nearest there was, and what would help."""
-    if not result.rejected:
+    if not result.cores:
         why = ", ".join(result.reasons) or "none is legal for this batch"
         return (
             f"{name} fits {cluster.words()} in no layout: {why}; change --batch or the number of "
             "GPUs"
         )
-    nearest = result.rejected[-1]
+    pool = joined_pool(cluster)
+    setup = smallest([core for _, core in result.cores])
+    words = shortage(heaviest_of(setup), usable_bytes(pool))
+    enough = more_gpus(setup, pool)
+    more = f"{enough:,} of them would do" if enough else "use GPUs with more memory"
     return (
-        f"{name} fits {cluster.words()} in no layout; {nearest.setup.layout.words()}: "
-        f"{nearest.reason}; use more GPUs, GPUs with more memory, or a shorter --sequence-length"
+        f"{name} fits {cluster.words()} in no layout; the smallest, {setup.layout.words()}, "
+        f"micro-batch {setup.micro}, recomputation {setup.recomputation}, {words}; {more}, or a "
+        "shorter --sequence-length"
     )
 
 
@@ -213,7 +221,7 @@ def _run_figure(key: str, value: float) -> str:
         return f"{value:,.1f}"
     if key == "cost" and value >= 1e6:
         return f"{value / 1e6:,.1f}M"
-    return f"{value:,.0f}"
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def parts_words(parts: dict[str, float]) -> str:

@@ -48,7 +48,7 @@ class StageMemory:
 
 
 @dataclass(frozen=True)
-class Ledger:
+class StepLedger:
     stages: tuple[StageMemory, ...]
 
     @property
@@ -71,11 +71,11 @@ def train_config(setup: TrainSetup) -> TrainConfig:
     )
 
 
-def ledger_of(setup: TrainSetup, devices: Collection[int] | None = None) -> Ledger:
+def ledger_of(setup: TrainSetup, devices: Collection[int] | None = None) -> StepLedger:
     """`devices`: of these along the pipeline alone."""
     plans = itemise_stages(setup.model, train_config(setup), setup.device, 0, devices=devices)
     numbers = sorted(devices) if devices is not None else range(len(plans))
-    return Ledger(
+    return StepLedger(
         tuple(
             StageMemory(number, plan.items, plan.moment)
             for number, plan in zip(numbers, plans, strict=True)
@@ -83,7 +83,7 @@ def ledger_of(setup: TrainSetup, devices: Collection[int] | None = None) -> Ledg
     )
 
 
-def heaviest_of(setup: TrainSetup) -> Ledger:
+def heaviest_of(setup: TrainSetup) -> StepLedger:
     """Of the devices that may hold most: the first ones keep most micro-batches, the last one the
     head and the loss.
     """

@@ -181,7 +181,7 @@ def frontier_json(each: SizedSearch, answer: TrainAnswer) -> dict[str, Any]:
     best = each.result.plans[0]
     error = answer.fitted.error_on(each.pool.gpu.name)
     return {
-        "gpu": each.pool.gpu.name,
+        "gpu": _gpu_words(each, answer),
         "num_gpus": each.num_gpus,
         "layout_words": best.setup.layout.words(),
         "tokens_per_s": interval(best.estimate.tokens_per_s, error),
@@ -189,6 +189,12 @@ def frontier_json(each: SizedSearch, answer: TrainAnswer) -> dict[str, Any]:
         "mfu": interval(best.estimate.mfu, error),
         **run_json(best.estimate.tokens_per_s, each.pool, each.num_gpus, answer, error),
     }
+
+
+def _gpu_words(each: SizedSearch, answer: TrainAnswer) -> str:
+    """Several pools are planned as so many of the slowest, with the memory of the smallest."""
+    is_joined = each is answer.main and len(answer.cluster.pools) > 1
+    return f"{each.pool.gpu.name} (all pools, as these)" if is_joined else each.pool.gpu.name
 
 
 def why_not_json(each: WhyNot) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 what ranks send, is a bound that no way to cut weights goes below; settings are tried in its order,
 and once it is above the slowest plan that is kept, the rest need not be looked at.
 
-    search = find_best(model, pool, 2048, Wanted(sequence=8192, batch=2048), load_fitted(), keep=5)
+    search = find_best(model, pool, 2048, WantedRun(sequence=8192, batch=2048), load_fitted())
     search.plans[0].estimate.tokens_per_s, search.rejected[0].reason
 """
 
@@ -18,13 +18,13 @@ from ridgeline.models import ModelConfig
 from ridgeline.models.training_cost import LEVELS
 from ridgeline.planning.clusters.cluster import GpuPool
 from ridgeline.planning.memory.ledger import (
-    Ledger,
+    StepLedger,
     heaviest_of,
     least_bytes,
     ledger_of,
     usable_bytes,
 )
-from ridgeline.planning.search.space import Core, Wanted, cores
+from ridgeline.planning.search.space import Core, WantedRun, cores
 from ridgeline.planning.training.constants import Fitted
 from ridgeline.planning.training.setup import TrainSetup
 from ridgeline.planning.training.step import StepEstimate, estimate_step, least_step_s
@@ -38,7 +38,7 @@ Key = tuple[int, int, int, int, str]
 class Plan:
     setup: TrainSetup
     estimate: StepEstimate
-    ledger: Ledger  # of all devices along the pipeline
+    ledger: StepLedger  # of all devices along the pipeline
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,17 @@ class SearchResult:
     reasons: Mapping[str, int]  # why settings are out, and how many are
     # All there are but for how weights are cut, by what their steps take at least.
     cores: tuple[tuple[float, Core], ...] = field(default=(), repr=False)
-    found: tuple[tuple[StepEstimate, TrainSetup], ...] = field(default=(), repr=False)  # that fit
+    # That fit, the fastest of each kind.
+    fitting: tuple[tuple[StepEstimate, TrainSetup], ...] = field(default=(), repr=False)
 
 
 def find_best(
-    model: ModelConfig, pool: GpuPool, num_gpus: int, wanted: Wanted, fitted: Fitted, keep: int = 5
+    model: ModelConfig,
+    pool: GpuPool,
+    num_gpus: int,
+    wanted: WantedRun,
+    fitted: Fitted,
+    keep: int = 5,
 ) -> SearchResult:
     """Settings in the order of their bound, until no further one can be kept."""
     return _Search(model, pool, num_gpus, wanted, fitted, keep).run()
@@ -72,7 +78,7 @@ def find_best(
 
 class _Search:
     def __init__(
-        self, model: ModelConfig, pool: GpuPool, num_gpus: int, wanted: Wanted, fitted: Fitted,
+        self, model: ModelConfig, pool: GpuPool, num_gpus: int, wanted: WantedRun, fitted: Fitted,
         keep: int,
     ) -> None:  # fmt: skip
         self.model, self.pool, self.num_gpus = model, pool, num_gpus
@@ -134,7 +140,7 @@ class _Search:
             if key not in self.best or estimate.step_s < self.best[key][0].step_s:
                 self.best[key] = estimate, setup
 
-    def _reject(self, setup: TrainSetup, bound: float, ledger: Ledger, count: int) -> None:
+    def _reject(self, setup: TrainSetup, bound: float, ledger: StepLedger, count: int) -> None:
         largest = max(ledger.heaviest.items, key=lambda item: item.num_bytes)
         self.reasons[f"memory: {largest.name}"] += count
         same = [each for each in self.rejected if _key(each.setup) == _key(setup)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ridgeline.models import ModelConfig
 from ridgeline.planning.clusters.cluster import Cluster, GpuPool
 from ridgeline.planning.search.best import SearchResult, find_best
-from ridgeline.planning.search.space import Wanted
+from ridgeline.planning.search.space import WantedRun
 from ridgeline.planning.search.why_not import WhyNot, why_nots
 from ridgeline.planning.training.constants import Fitted
 from ridgeline.progress import Progress
@@ -33,7 +33,7 @@ class SizedSearch:
 
 
 def search_sizes(
-    model: ModelConfig, cluster: Cluster, wanted: Wanted, fitted: Fitted, keep: int,
+    model: ModelConfig, cluster: Cluster, wanted: WantedRun, fitted: Fitted, keep: int,
     progress: Progress | None = None,
 ) -> tuple[SizedSearch, ...]:  # fmt: skip
     """The whole first."""
@@ -44,10 +44,10 @@ def search_sizes(
             progress("searching layouts", number, len(sizes))
         kept = KEPT_OF_PARTS if number else keep
         result = find_best(model, pool, pool.num_gpus, wanted, fitted, kept)
-        asked = () if number else why_nots(result, pool, fitted)
-        searches.append(
-            SizedSearch(pool, pool.num_gpus, replace(result, cores=(), found=()), asked)
-        )
+        answers = () if number else why_nots(result, pool, fitted)
+        kept_cores = () if result.plans else result.cores  # which say what comes nearest
+        result = replace(result, cores=kept_cores, fitting=())
+        searches.append(SizedSearch(pool, pool.num_gpus, result, answers))
     return tuple(searches)
 
 
@@ -73,6 +73,7 @@ def _sizes(cluster: Cluster) -> Iterator[GpuPool]:
     yield whole
     if len(cluster.pools) > 1:
         yield from cluster.pools
+        return
     for part in PARTS:
         if whole.num_gpus % part == 0 and whole.num_nodes % part == 0 and whole.num_nodes >= part:
             yield replace(whole, num_gpus=whole.num_gpus // part)

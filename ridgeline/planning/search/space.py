@@ -3,7 +3,7 @@
 Sums are shared out as layouts share them (parallel/layout.py): `tensor` inside a node's fast links,
 `pipeline` over nodes, the rest of the GPUs cut weights (`shard`) or copy them (`replicate`).
 
-    for core in cores(model, pool, Wanted(sequence=4096, batch=1024)): core.splits()
+    for core in cores(model, pool, WantedRun(sequence=4096, batch=1024)): core.splits()
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RecomputationLevel = Literal["none", "elementwise", "attention", "blocks"]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedRun:
     """What a plan is for, and what of it the user has decided."""
 
     sequence: int
@@ -64,7 +64,7 @@ class Core:
         return replace(self.setup, layout=layout)
 
 
-def cores(model: ModelConfig, num_gpus: int, pool: GpuPool, wanted: Wanted) -> Iterator[Core]:
+def cores(model: ModelConfig, num_gpus: int, pool: GpuPool, wanted: WantedRun) -> Iterator[Core]:
     levels = (wanted.recomputation,) if wanted.recomputation else LEVELS
     micros = (wanted.micro,) if wanted.micro else MICRO
     for layout, copies in _layouts(model, num_gpus, pool, wanted):
@@ -86,7 +86,7 @@ def cores(model: ModelConfig, num_gpus: int, pool: GpuPool, wanted: Wanted) -> I
 
 
 def _layouts(
-    model: ModelConfig, num_gpus: int, pool: GpuPool, wanted: Wanted
+    model: ModelConfig, num_gpus: int, pool: GpuPool, wanted: WantedRun
 ) -> Iterator[tuple[Layout, int]]:
     """Without copies, and how many there are."""
     for tensor in (n for n in (1, 2, 4, 8, 16) if n <= pool.domain and can_share(model, n)):

@@ -16,8 +16,9 @@ from ridgeline.hardware.units import human, human_bytes
 from ridgeline.models.training_cost import LEVELS
 from ridgeline.parallel.bubbles import fits_pipeline
 from ridgeline.parallel.degrees import can_share
+from ridgeline.parallel.layout import Layout
 from ridgeline.planning.clusters.cluster import GpuPool
-from ridgeline.planning.memory.ledger import Ledger, heaviest_of, least_bytes, usable_bytes
+from ridgeline.planning.memory.ledger import StepLedger, heaviest_of, least_bytes, usable_bytes
 from ridgeline.planning.search.best import Plan, SearchResult, milder
 from ridgeline.planning.search.space import Core
 from ridgeline.planning.training.constants import Fitted
@@ -91,16 +92,16 @@ def _answer(
     cores = [(bound, core) for bound, core in result.cores if asks(core.setup)]
     if not cores:
         return None
-    known = [(estimate, setup) for estimate, setup in result.found if asks(setup)]
+    known = [(estimate, setup) for estimate, setup in result.fitting if asks(setup)]
     best_known = min(known, key=lambda each: each[0].step_s, default=None)
-    found = _best_of(cores, best_known, pool, fitted)
-    if found is not None:
-        estimate, setup = found
+    fastest = _best_of(cores, best_known, pool, fitted)
+    if fastest is not None:
+        estimate, setup = fastest
         slower = estimate.step_s / best.estimate.step_s - 1
         return WhyNot(question, setup, slower, _grown(estimate, best.estimate), "")
-    smallest = _smallest([core for _, core in cores])
-    ledger, free = heaviest_of(smallest), usable_bytes(pool)
-    return WhyNot(question, smallest, None, shortage(ledger, free), _remedy(smallest, pool))
+    least = smallest([core for _, core in cores])
+    ledger, free = heaviest_of(least), usable_bytes(pool)
+    return WhyNot(question, least, None, shortage(ledger, free), _remedy(least, pool))
 
 
 def _best_of(
@@ -122,9 +123,9 @@ def _best_of(
             best = _faster(best, (estimate_step(setup, pool, fitted), setup))
         if ledgers >= MOST_LEDGERS or estimates >= MOST_ESTIMATES:
             break
-    smallest = _smallest([core for _, core in cores])
-    if best is None and heaviest_of(smallest).peak_bytes <= free:
-        best = estimate_step(smallest, pool, fitted), smallest
+    least = smallest([core for _, core in cores])
+    if best is None and heaviest_of(least).peak_bytes <= free:
+        best = estimate_step(least, pool, fitted), least
     return best
 
 
@@ -132,7 +133,7 @@ def _faster(best: Found | None, other: Found) -> Found:
     return other if best is None or other[0].step_s < best[0].step_s else best
 
 
-def _smallest(cores: list[Core]) -> TrainSetup:
+def smallest(cores: list[Core]) -> TrainSetup:
     """With most recomputation, the smallest passes, and weights cut over all copies."""
     core = min(
         cores,
@@ -158,7 +159,7 @@ def _grown(estimate: StepEstimate, best: StepEstimate) -> str:
     return ", ".join(words) or "much the same in every part"
 
 
-def shortage(ledger: Ledger, free: int) -> str:
+def shortage(ledger: StepLedger, free: int) -> str:
     """`needs 93.1 GiB of 73.0, 44.6 GiB of it activations`."""
     heaviest = ledger.heaviest
     largest = max(heaviest.items, key=lambda item: item.num_bytes)
@@ -181,6 +182,22 @@ def _remedy(setup: TrainSetup, pool: GpuPool) -> str:
         except RidgelineError:
             continue
     return "nothing up to 64 devices a copy helps"
+
+
+def more_gpus(setup: TrainSetup, pool: GpuPool) -> int | None:
+    """So many times two that it fits, with each copy's weights cut over all of them: as it is, or
+    without a pipeline, whose stages stay whole. None: never.
+    """
+    fitting = (n for n in (16, 8, 4, 2, 1) if n <= pool.node.domain and can_share(setup.model, n))
+    tensor = next(fitting)
+    for factor in (2, 4, 8, 16, 32, 64, 128, 256):
+        size = setup.layout.size * factor
+        longer = replace(setup.layout, shard=setup.layout.shard * factor)
+        for layout in (longer, Layout(tensor=tensor, shard=max(1, size // tensor))):
+            own = replace(setup, layout=layout, batch=setup.batch * factor)
+            if layout.size == size and heaviest_of(own).peak_bytes <= usable_bytes(pool):
+                return size
+    return None
 
 
 def _other_axes(setup: TrainSetup, pool: GpuPool) -> Iterator[tuple[str, TrainSetup]]:

@@ -107,15 +107,15 @@ def ratios(
     """Of (predicted, measured) parts as a profile has them: measured over predicted, by a plan's
     parts; what was not predicted or not measured keeps its prediction.
     """
-    result = {}
+    result: dict[str, float] = {}
     for name, own in MEASURED_PARTS.items():
-        found = [
+        quotients = [
             measured[name] / predicted[name]
             for predicted, measured in steps
             if predicted.get(name, 0.0) > 0 and measured.get(name, 0.0) > 0
         ]
-        if found:
-            ratio = min(max(geometric_mean(found), LEAST), MOST)
+        if quotients:
+            ratio = min(max(geometric_mean(quotients), LEAST), MOST)
             result |= dict.fromkeys(own, ratio)
     return result
 

@@ -25,8 +25,8 @@ from ridgeline.planning.serving.search import MOST_REQUESTS, ServingAnswer, sear
 from ridgeline.planning.serving.served import GOOD, ServiceLevel
 from ridgeline.planning.serving.variants import (
     AutoscaleWish,
+    FleetVariant,
     SplitWish,
-    Variant,
     autoscaled,
     disaggregated,
     plain,
@@ -124,7 +124,7 @@ def _variants(
     slo: ServiceLevel,
     policy: Policy,
     wishes: tuple[AutoscaleWish | None, SplitWish | None],
-) -> list[Variant]:
+) -> list[FleetVariant]:
     """Of the best option that has several replicas, beside itself."""
     autoscale, split = wishes
     if autoscale is None and split is None:

@@ -262,6 +262,19 @@ def test_fleets_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path
     assert json.loads((tmp_path / "plan.json").read_text())["fleets"] == document["fleets"]
 
 
+def test_requests_that_no_context_holds_are_left_out_and_counted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = Path(trace(tmp_path, 4))
+    long = {"timestamp": 3, "input_length": 50_000, "output_length": 5}
+    path.write_text(path.read_text() + "\n" + json.dumps(long))
+    words = ["--gpus", "1xH200", "--workload", str(path), "--tensor-parallel", "1"]
+    assert main(["plan", "tiny", *words, *NARROW, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["num_left_out"] == 1
+    assert document["workload"]["requests"] == 4
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

@@ -24,7 +24,7 @@ PURPOSES: dict[str, ModuleType] = {"serve": serve, "train": train}
 EXAMPLE = """\
 ridgeline plan llama-3.1-405b --gpus 2048xH100 --for train --tokens 15T
 ridgeline plan llama-3.1-8b --gpus 8xH200 --for train --out plans
-ridgeline plan llama-3.1-70b --gpus 8xH200 --for serve --ttft-ms 500 --tpot-ms 40
+ridgeline plan llama-3.1-70b --gpus 8xH200 --for serve --tpot-ms 40
 ridgeline plan --validate --points points"""
 MAIN_FLAGS = ("--gpus", "--for", "--prices", "--out", "--validate", "--points", "--tokens",
               "--sequence-length", "--batch", "--workload", "--ttft-ms", "--tpot-ms",

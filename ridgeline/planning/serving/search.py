@@ -284,8 +284,8 @@ def _less(each: _Capacity, best: _Capacity, slo: ServiceLevel) -> Rejection:
         least = best.report.output_tokens_per_s
         why = f"{each.report.output_tokens_per_s:,.0f} tokens/s; the first gives {least:,.0f}"
         return Rejection(each.option.words, why, "")
-    why = f"no more than the first: {each.load:g} times the traffic, and {best.load:g}"
-    return Rejection(each.option.words, why, f"carries {each.load:g} times")
+    why = f"carries {each.load:g} times the traffic, and the first {best.load:g}"
+    return Rejection(each.option.words, why, "")
 
 
 def _excesses(report: RunReport, slo: ServiceLevel) -> list[tuple[str, float]]:

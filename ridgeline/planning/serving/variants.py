@@ -115,7 +115,7 @@ def disaggregated(
         words = (
             f"{split} replicas for prompts, {count - split} for decoding, "
             f"{link.bytes_s / 1e9:.0f} GB/s a GPU between them, "
-            f"{1e3 * fleet.mean_wait_s:.2g} ms waited for it"
+            f"{1e3 * fleet.mean_wait_s:.2f} ms waited for it"
         )
         variants.append(
             FleetVariant("disaggregated", words, report, _hours(option, count * report.duration_s))

@@ -24,14 +24,14 @@ from ridgeline.errors import UsageError
 from ridgeline.models.shapes import describe_shape
 from ridgeline.planning.clusters.parsing import parse_cluster
 from ridgeline.planning.serving.asks import ask_of
-from ridgeline.planning.serving.disaggregated import Link, SplitFleet, link_between
+from ridgeline.planning.serving.disaggregated import KvLink, SplitFleet, link_between
 from ridgeline.planning.serving.fleet import Fleet
 from ridgeline.planning.serving.options import ServingOption, Ways
 from ridgeline.planning.serving.replica import SimulatedReplica
 from ridgeline.planning.serving.scaling import Scaling
 from ridgeline.planning.serving.served import RequestLog, ServiceLevel
 from ridgeline.planning.serving.setup import EngineSetup, engine_setup, grouped
-from ridgeline.planning.serving.step_times import BaseTime, PredictedTimes, Series, Tuning
+from ridgeline.planning.serving.step_times import BaseTime, PredictedTimes, SteadySteps, Tuning
 from ridgeline.planning.serving.sustained import sustained
 from ridgeline.recipe import Recipe
 
@@ -49,7 +49,7 @@ ticks = st.integers(0, 10**6)
 def test_many_steps_take_what_single_ones_take(
     device: int, more: int, launches: int, host: int, count: int
 ) -> None:
-    series = Series(device, more, launches, host)
+    series = SteadySteps(device, more, launches, host)
     singly = sum(max(device + number * more, launches) + host for number in range(count))
     assert series.total(count) == singly
 
@@ -117,8 +117,10 @@ def traffic(
     return Workload("made", requests)
 
 
-@pytest.mark.parametrize("link", [Link(400e9), Link(20e6)], ids=["quick", "slow"])
-def test_apart_every_request_is_answered_at_the_same_times(setup: EngineSetup, link: Link) -> None:
+@pytest.mark.parametrize("link", [KvLink(400e9), KvLink(20e6)], ids=["quick", "slow"])
+def test_apart_every_request_is_answered_at_the_same_times(
+    setup: EngineSetup, link: KvLink
+) -> None:
     workload, logs = traffic(), []
     for jumps in (False, True):
         fleet = SplitFleet([setup], [setup] * 2, link, jumps=jumps)
@@ -137,10 +139,10 @@ def test_apart_every_request_is_answered_at_the_same_times(setup: EngineSetup, l
 def test_a_link_carries_one_prompt_at_a_time(setup: EngineSetup) -> None:
     """Of requests at once the last waits for all the others."""
     workload = Workload("at once", (WorkloadRequest(200, 5),) * 12)
-    quick, slow = (SplitFleet([setup], [setup], Link(speed)) for speed in (1e12, 1e7))
+    quick, slow = (SplitFleet([setup], [setup], KvLink(speed)) for speed in (1e12, 1e7))
     quick.run(workload)
     ends = sorted(one.end for one in slow.run(workload).times.values())
-    one_s = 200 * setup.kv_bytes_per_token / 1e7 + Link(1e7).latency_s
+    one_s = 200 * setup.kv_bytes_per_token / 1e7 + KvLink(1e7).latency_s
     assert ends[-1] >= 12 * one_s
     gaps = [later - sooner for sooner, later in pairwise(ends)]
     assert gaps == pytest.approx([one_s] * 11, rel=0.02)
@@ -258,6 +260,19 @@ def test_fleets_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path
     assert all(fleet["num_requests"] == 40 for fleet in document["fleets"])
     assert "Other fleets" in (tmp_path / "plan.html").read_text()
     assert json.loads((tmp_path / "plan.json").read_text())["fleets"] == document["fleets"]
+
+
+def test_requests_that_no_context_holds_are_left_out_and_counted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = Path(trace(tmp_path, 4))
+    long = {"timestamp": 3, "input_length": 50_000, "output_length": 5}
+    path.write_text(path.read_text() + "\n" + json.dumps(long))
+    words = ["--gpus", "1xH200", "--workload", str(path), "--tensor-parallel", "1"]
+    assert main(["plan", "tiny", *words, *NARROW, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["num_left_out"] == 1
+    assert document["workload"]["requests"] == 4
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from ridgeline.planning.serving.search import MOST_REQUESTS, ServingAnswer, sear
 from ridgeline.planning.serving.served import GOOD, ServiceLevel
 from ridgeline.planning.serving.variants import (
     AutoscaleWish,
+    FleetVariant,
     SplitWish,
-    Variant,
     autoscaled,
     disaggregated,
     plain,
@@ -78,6 +78,7 @@ def run(args: argparse.Namespace, cluster: Cluster, terminal: Terminal) -> dict[
     autoscale, split = _autoscale(args), _split(args)
     config = model_of(args.model)
     workload = load_workload(args.workload, num_output_tokens=args.output_tokens)
+    workload, num_left_out = _within(workload, config.max_context)
     slo = ServiceLevel(_seconds(args.ttft_ms), _seconds(args.tpot_ms))
     base = from_flags(args, Recipe)
     with terminal.progress() as progress:
@@ -85,6 +86,7 @@ def run(args: argparse.Namespace, cluster: Cluster, terminal: Terminal) -> dict[
         whole = workload.first(min(len(workload.requests), MOST_REQUESTS))
         fleets = _variants(result, cluster, whole, slo, args.router, (autoscale, split))
     document = answer(args.model, cluster, workload, slo, result)
+    document["num_left_out"] = num_left_out
     document["fleets"] = [each.to_json() for each in fleets]
     paths = write_plans(args.out, document) if args.out is not None else []
     document["command"] = command(
@@ -94,6 +96,16 @@ def run(args: argparse.Namespace, cluster: Cluster, terminal: Terminal) -> dict[
     if args.out is not None:
         document["files"] += write_whole(args.out, document)
     return document
+
+
+def _within(workload: Workload, max_context: int) -> tuple[Workload, int]:
+    """The requests that the model's context holds, and how many it does not; where it holds none
+    all of them, whose planning says so.
+    """
+    if all(request.num_tokens > max_context for request in workload.requests):
+        return workload, 0
+    kept = workload.within(max_context)
+    return kept, len(workload.requests) - len(kept.requests)
 
 
 def _autoscale(args: argparse.Namespace) -> AutoscaleWish | None:
@@ -124,7 +136,7 @@ def _variants(
     slo: ServiceLevel,
     policy: Policy,
     wishes: tuple[AutoscaleWish | None, SplitWish | None],
-) -> list[Variant]:
+) -> list[FleetVariant]:
     """Of the best option that has several replicas, beside itself."""
     autoscale, split = wishes
     if autoscale is None and split is None:
@@ -158,6 +170,9 @@ def render(document: Mapping[str, Any], console: Console) -> None:
         markup=False,
         soft_wrap=True,
     )
+    if document["num_left_out"]:
+        count = document["num_left_out"]
+        console.print(f"left out, longer than the model's context: {count:,} requests")
     console.print(f"\nbest: {best['option']}", markup=False, soft_wrap=True)
     console.print(
         f"each GPU: {', '.join(f'{k} {human_bytes(v)}' for k, v in _largest(best['memory']))} of "

@@ -43,7 +43,7 @@ def answer(
         "workload": _workload(workload),
         "service_level": asdict(slo),
         "met": not result.misses,
-        "closest": _how_close(best, slo) if result.misses else None,
+        "closest": _how_close(result, slo) if result.misses else None,
         "best": _point(best, cluster),
         "most": _point(result.most, cluster),
         "sure": asdict(sure),
@@ -147,12 +147,22 @@ def _sureness(option: ServingOption, cluster: Cluster) -> Sureness:
     return max(kinds, key=lambda each: each.tpot)
 
 
-def _how_close(point: LoadPoint, slo: ServiceLevel) -> str:
-    """What the best option reaches of a service level that it does not keep."""
-    report, parts = point.report, []
+def _how_close(result: ServingAnswer, slo: ServiceLevel) -> str:
+    """What the best option reaches of a service level that it does not keep, and with how much less
+    load it would.
+    """
+    point, report, parts = result.best, result.best.report, []
     bounds = (("TTFT", slo.ttft_s, report.ttft.p90), ("TPOT", slo.tpot_s, report.tpot.p90))
     for name, bound, reached in bounds:
         if bound is not None and reached > bound:
             parts.append(f"{name} p90 is {1e3 * reached:.4g} ms, {reached / bound:.2g} times it")
     missed = ", ".join(parts) or "nine of ten keep each bound, fewer both"
-    return f"{report.goodput or 0.0:.0%} of requests keep it; {missed}"
+    words = f"{report.goodput or 0.0:.0%} of requests keep it; {missed}"
+    own = [each for each in result.points if each.option is point.option]
+    if result.most.is_carried:
+        return f"{words}; {result.most.load:.3g} times the load is carried"
+    least = min(own, key=lambda each: each.load)
+    if least.load == point.load:
+        return words
+    share = least.report.goodput or 0.0
+    return f"{words}; at {least.load:.3g} times the load {share:.0%} do"

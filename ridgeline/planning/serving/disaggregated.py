@@ -2,7 +2,7 @@
 go over a link to others, which make the rest. Each side has a link of its own that carries one
 prompt at a time; the next one waits.
 
-    fleet = SplitFleet([fast] * 2, [setup] * 2, Link(50e9))
+    fleet = SplitFleet([fast] * 2, [setup] * 2, KvLink(50e9))
     log = fleet.run(workload)
     fleet.mean_wait_s                  # for links
 
@@ -33,7 +33,7 @@ LINK_SHARE = 0.8  # of a link's datasheet that large copies reach
 
 
 @dataclass(frozen=True)
-class Link:
+class KvLink:
     """Of one GPU, in each direction."""
 
     bytes_s: float
@@ -44,17 +44,17 @@ class Link:
             raise UsageError(f"a link carries {self.bytes_s} bytes/s; give a positive number")
 
 
-def link_between(pools: Sequence[GpuPool]) -> Link:
+def link_between(pools: Sequence[GpuPool]) -> KvLink:
     """The scale-up link where all are in one domain of it, otherwise each GPU's share of network
     cards.
     """
     only = pools[0]
     if len(pools) == 1 and only.domain >= only.num_gpus:
-        return Link(only.link_bytes_s * LINK_SHARE)
+        return KvLink(only.link_bytes_s * LINK_SHARE)
     slowest = min(pool.network_bytes_s for pool in pools)
     if not slowest:
         raise UsageError("pools without a network send nothing; give one, as in 8xH200@ib400")
-    return Link(slowest * LINK_SHARE)
+    return KvLink(slowest * LINK_SHARE)
 
 
 class _Sent(NamedTuple):
@@ -71,7 +71,7 @@ class SplitFleet:
         self,
         prompts: Sequence[EngineSetup],
         decodes: Sequence[EngineSetup],
-        link: Link,
+        link: KvLink,
         *,
         policy: Policy = "prefix",
         jumps: bool = True,

@@ -141,11 +141,15 @@ class Ways:
     def _changes(self, edit: Edit) -> Iterator[dict[str, Any]]:
         """Other pages, another scheme, more ranks or fewer, and then two of these."""
         eight_bit = self._eight_bit()
-        pages = [{"kv.dtype": eight_bit}] if edit["kv.dtype"] == "auto" else []
-        schemes = [{"scheme": name} for name in (eight_bit, "int4-g128") if name != edit["scheme"]]
+        pages: list[dict[str, Any]] = []
+        if edit["kv.dtype"] == "auto":
+            pages.append({"kv.dtype": eight_bit})
+        schemes: list[dict[str, Any]] = [
+            {"scheme": name} for name in (eight_bit, "int4-g128") if name != edit["scheme"]
+        ]
         every, own = self._degrees(self._pools[0]), edit["parallel.tensor"]
         ordered = sorted((each for each in every if each != own), key=lambda n: (n < own, n))
-        ranks = [{"parallel.tensor": degree} for degree in ordered]
+        ranks: list[dict[str, Any]] = [{"parallel.tensor": degree} for degree in ordered]
         yield from (*pages, *schemes, *ranks)
         yield from ({**one, **other} for one in schemes for other in (*pages, *ranks))
 

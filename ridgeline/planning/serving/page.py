@@ -144,12 +144,9 @@ def _load(document: Document) -> Markup:
     drawn = curves(first, "Time to first token", "requests/s", "ms")
     drawn += curves(each, "Time per output token", "requests/s", "ms")
     if points[0]["goodput"] is not None:
-        good = [
-            Interval(f"{point['load']:.3g}x", point["goodput"], None, None,
-                     f"{point['requests_per_s']:.1f} requests/s")
-            for point in points
-        ]  # fmt: skip
-        drawn += intervals(good, "share that keeps the service level", read=lambda v: f"{v:.0%}")
+        good = [(round(point["requests_per_s"], 1), 100 * point["goodput"]) for point in points]
+        title = "Requests that keep the service level"
+        drawn += curves([Series("goodput", good, 2)], title, "requests/s", "%")
     return drawn
 
 

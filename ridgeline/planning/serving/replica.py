@@ -25,7 +25,7 @@ from ridgeline.engine.scheduling.counting import CountedStep, CountingScheduler
 from ridgeline.engine.scheduling.scheduler import MAX_STEPS_OUT, SchedulerConfig
 from ridgeline.engine.scheduling.state import Ask, Stats
 from ridgeline.planning.serving.served import RequestLog
-from ridgeline.planning.serving.step_times import PredictedTimes, Series, seconds_of
+from ridgeline.planning.serving.step_times import PredictedTimes, SteadySteps, seconds_of
 
 MOST_ROUNDS = 1 << 20  # taken at once
 
@@ -157,7 +157,7 @@ class SimulatedReplica:
             rounds += count
         return rounds
 
-    def _pass_steady(self, series: Series, most: int, until: float) -> int:
+    def _pass_steady(self, series: SteadySteps, most: int, until: float) -> int:
         """With `overlap` a round ends when the step before its own is done."""
         start, lag = max(self.now, self._device_free), int(self._depth > 1)
         count = most

@@ -29,6 +29,7 @@ MOST_LOAD = 1024.0  # times the workload's rate
 REFINEMENTS = 1  # of the load between the last one carried and the first that is not
 CURVE = (0.5, 0.75, 1.0, 1.15)  # of the most that is carried
 APART = 1.03  # in tokens/s a user, that points of the frontier are told apart by
+LITTLE = 0.01  # of goodput, gained by half the load: less load is no help then
 KNEE = 3  # halvings of what lies between the most load carried and the least that is not
 
 
@@ -260,7 +261,10 @@ def _knee(guess: float, at: Callable[[float], RunReport]) -> float:
         low, high = high, 1.25 * high
     if not low:
         low = high
-        while low > 0.1 and not is_carried(at(low)):
+        while not is_carried(at(low)):
+            less = at(low / 2)
+            if (less.goodput or 0.0) < (at(low).goodput or 0.0) + LITTLE:
+                return low / 2  # the others miss a bound even alone
             low, high = low / 2, low
     for _ in range(KNEE):
         middle = round((low + high) / 2, 4)
@@ -284,8 +288,8 @@ def _less(each: _Capacity, best: _Capacity, slo: ServiceLevel) -> Rejection:
         least = best.report.output_tokens_per_s
         why = f"{each.report.output_tokens_per_s:,.0f} tokens/s; the first gives {least:,.0f}"
         return Rejection(each.option.words, why, "")
-    why = f"no more than the first: {each.load:g} times the traffic, and {best.load:g}"
-    return Rejection(each.option.words, why, f"carries {each.load:g} times")
+    why = f"carries {each.load:g} times the traffic, and the first {best.load:g}"
+    return Rejection(each.option.words, why, "")
 
 
 def _excesses(report: RunReport, slo: ServiceLevel) -> list[tuple[str, float]]:

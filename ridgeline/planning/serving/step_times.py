@@ -4,7 +4,7 @@ sample, keys that are read, pairs that prompts attend to. The model of a step
 that a simulated step costs microseconds.
 
 Time is counted in whole ticks: sums of many steps are exact then, in whatever order they are made,
-and many at once (`Series`) give to the bit what one by one gives.
+and many at once (`SteadySteps`) give to the bit what one by one gives.
 
     times = PredictedTimes.of(state)                   # a RunState: model, recipe, hardware
     times.seconds(tokens=64, samples=64, keys=[64 * 500], pairs=0)
@@ -114,10 +114,10 @@ class BaseTime:
         per_key = [size * each for each in (self._first, *self._rest)]
         return BaseTime(self._busy, self._launches, self._host, per_key)
 
-    def series(self, keys: Sequence[int], growth: Sequence[int]) -> Series:
+    def series(self, keys: Sequence[int], growth: Sequence[int]) -> SteadySteps:
         """Of steps that each read so many keys more than the one before."""
         more = self._device(growth) - self._busy
-        return Series(self._device(keys), more, self._launches, self._host)
+        return SteadySteps(self._device(keys), more, self._launches, self._host)
 
     def _device(self, keys: Sequence[int]) -> int:
         device = self._busy + self._first * keys[0]
@@ -126,7 +126,7 @@ class BaseTime:
         return device
 
 
-class Series(NamedTuple):
+class SteadySteps(NamedTuple):
     """Steps of which the device takes `more` ticks longer each; none is shorter than its launches,
     and the host has its part of each.
     """

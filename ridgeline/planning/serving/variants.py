@@ -15,7 +15,7 @@ from typing import Any
 from ridgeline.data.workload import Workload
 from ridgeline.errors import UsageError
 from ridgeline.planning.clusters.cluster import GpuPool
-from ridgeline.planning.serving.disaggregated import Link, SplitFleet, link_between
+from ridgeline.planning.serving.disaggregated import KvLink, SplitFleet, link_between
 from ridgeline.planning.serving.fleet import Fleet, Policy
 from ridgeline.planning.serving.options import ServingOption
 from ridgeline.planning.serving.scaling import Scaling, usual_start_s
@@ -41,7 +41,7 @@ class SplitWish:
 
 
 @dataclass(frozen=True)
-class Variant:
+class FleetVariant:
     """A fleet beside the plain one, under the workload's own load."""
 
     kind: str  # "all replicas", "autoscaled", "disaggregated"
@@ -54,12 +54,14 @@ class Variant:
                 **asdict(self.report)}  # fmt: skip
 
 
-def plain(option: ServingOption, workload: Workload, slo: ServiceLevel, policy: Policy) -> Variant:
+def plain(
+    option: ServingOption, workload: Workload, slo: ServiceLevel, policy: Policy
+) -> FleetVariant:
     """What the others are compared with."""
     fleet = Fleet(option.setups, policy=policy)
     report = fleet.run(workload).report(slo)
     words = f"{len(option.setups)} replicas, always on"
-    return Variant("all replicas", words, report, _hours(option, fleet.replica_seconds))
+    return FleetVariant("all replicas", words, report, _hours(option, fleet.replica_seconds))
 
 
 def autoscaled(
@@ -68,7 +70,7 @@ def autoscaled(
     slo: ServiceLevel,
     policy: Policy,
     wish: AutoscaleWish,
-) -> Variant:
+) -> FleetVariant:
     most = len(option.setups)
     if not 1 <= wish.least <= most:
         raise UsageError(
@@ -85,7 +87,7 @@ def autoscaled(
             f"{wish.least} to {most} replicas, {target:g} requests each, a start {start_s:.1f} s"
         )
         hours = _hours(option, fleet.replica_seconds)
-        variants.append(Variant("autoscaled", words, report, hours))
+        variants.append(FleetVariant("autoscaled", words, report, hours))
     return min(variants, key=_cheapest)
 
 
@@ -96,7 +98,7 @@ def disaggregated(
     slo: ServiceLevel,
     policy: Policy,
     wish: SplitWish,
-) -> Variant:
+) -> FleetVariant:
     """The first replicas run prompts: of several pools, those of the first."""
     count = len(option.setups)
     if count < 2 or (wish.num_prompts is not None and not 0 < wish.num_prompts < count):
@@ -104,7 +106,7 @@ def disaggregated(
             f"prompts and decoding apart need a replica each, and {option.words} has {count}; "
             + (f"give --disaggregate 1 to {count - 1}" if count > 1 else "use more GPUs")
         )
-    link = link_between(pools) if wish.link_bytes_s is None else Link(wish.link_bytes_s)
+    link = link_between(pools) if wish.link_bytes_s is None else KvLink(wish.link_bytes_s)
     splits = _splits(count) if wish.num_prompts is None else [wish.num_prompts]
     variants = []
     for split in splits:
@@ -113,10 +115,10 @@ def disaggregated(
         words = (
             f"{split} replicas for prompts, {count - split} for decoding, "
             f"{link.bytes_s / 1e9:.0f} GB/s a GPU between them, "
-            f"{1e3 * fleet.mean_wait_s:.2g} ms waited for it"
+            f"{1e3 * fleet.mean_wait_s:.2f} ms waited for it"
         )
         variants.append(
-            Variant("disaggregated", words, report, _hours(option, count * report.duration_s))
+            FleetVariant("disaggregated", words, report, _hours(option, count * report.duration_s))
         )
     return min(variants, key=lambda each: (-(each.report.goodput or 0.0), each.report.e2e.mean))
 
@@ -134,7 +136,7 @@ def _hours(option: ServingOption, replica_seconds: float) -> float:
     return replica_seconds * mean_gpus / SECONDS_OF_HOUR
 
 
-def _cheapest(variant: Variant) -> tuple[bool, float, float]:
+def _cheapest(variant: FleetVariant) -> tuple[bool, float, float]:
     report = variant.report
     missed = not is_carried(report)
     return missed, -(report.goodput or 0.0) if missed else 0.0, variant.gpu_hours

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -38,6 +37,7 @@ from ridgeline.training.naive import naive_gradients, naive_loss_and_gradients
 from ridgeline.training.ranks.crew import Crew
 from ridgeline.training.ranks.local_model import read_region
 from ridgeline.training.ranks.rank_trainer import rank_trainer, whole_tensors
+from ridgeline.training.stepping.gradients import norm_pieces
 from ridgeline.version import __version__
 
 STEPS = 2  # the gradients of the first are compared; the second has what they changed
@@ -102,12 +102,14 @@ def plain_update(
     max_norm: float | None,
 ) -> float:
     """As the plain loop makes it of gradients that are there already; their norm."""
+    norms = [piece.norm().double() for each in gradients.values() for piece in norm_pieces(each)]
+    norm = torch.stack(norms).norm().item()
+    scale = 1.0 if max_norm is None else min(1.0, max_norm / (norm + 1e-6))
     for name, parameter in model.named_parameters():
-        parameter.grad = gradients[name]
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm or math.inf)
+        parameter.grad = gradients[name].mul_(scale)
     optimizer.step()
     optimizer.zero_grad()
-    return norm.item()
+    return norm
 
 
 def prove_once(model: ModelConfig, train: TrainConfig, mesh: Mesh) -> Proof | None:

@@ -1,8 +1,9 @@
 """What layouts cost on two ranks of a CPU beside what they must cost by count, and how long the
 proof of a 1B shape takes. Needs two quiet cores.
 
-    PYTHONPATH=.:tests python -m layout_speed --proof
+    PYTHONPATH=.:tests python -m layout_speed                         # under five minutes
     PYTHONPATH=.:tests python -m layout_speed tensor=2 --steps 20     # one of them
+    PYTHONPATH=.:tests python -m layout_speed --only-proof
 
 By count: the time of the same sequences on one device, divided by the ranks (two of them run side
 by side, unconnected, so that they share the memory as ranks do), over the share of a pipeline in
@@ -32,6 +33,7 @@ from ridgeline.parallel.layout import Layout
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.recording import Collective, CollectiveRecorder
 from ridgeline.training.config import BatchOptions, TrainConfig
+from ridgeline.training.ranks.proving import Proof
 from ridgeline.training.ranks.rank_trainer import rank_trainer, whole_tensors
 from ridgeline.training.stepping.step import Trainer
 
@@ -137,8 +139,10 @@ def measured(words: str, config: ModelConfig, num_steps: int) -> dict[str, float
         every = run_ranks(layout, sent, config, SEQUENCES)
     sent_s = max(sum(seconds for _, seconds in each) for each in every)
     expected_s = counted_seconds(layout, plain_s, sent_s)
+    bubble = bubble_share(layout, SEQUENCES) if layout.pipeline > 1 else 0.0
     return {
-        "plain_ms": 1e3 * plain_s, "sent_ms": 1e3 * sent_s, "counted_ms": 1e3 * expected_s,
+        "plain_ms": 1e3 * plain_s, "share_ms": 1e3 * plain_s / layout.size,
+        "bubble_share": bubble, "sent_ms": 1e3 * sent_s, "counted_ms": 1e3 * expected_s,
         "measured_ms": 1e3 * took_s, "over_counted": took_s / expected_s - 1,
     }  # fmt: skip
 
@@ -161,22 +165,34 @@ def unconnected(mesh: Mesh, config: ModelConfig, num_steps: int) -> list[float]:
     return seconds[2:]
 
 
+def proof_seconds(mesh: Mesh, model: ModelConfig) -> tuple[Proof, float]:
+    """With the seconds of its core, which other work does not stretch as much."""
+    began = time.process_time()
+    return proven(mesh, model), time.process_time() - began
+
+
+def show(result: dict[str, Any]) -> None:
+    print(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in result.items()}),
+          flush=True)  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("layouts", nargs="*", default=list(LAYOUTS))
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--proof", action="store_true", help="of the 1B shape too")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--only-proof", action="store_true", help="of the 1B shape")
     options = parser.parse_args()
+    began = time.perf_counter()
     config = describe_hf(TINY | SHAPE, origin="small").config
-    for words in options.layouts:
-        print(json.dumps({"layout": words} | measured(words, config, options.steps)), flush=True)
-    if options.proof:
-        model = describe_shape("llama-3.2-1b").config
-        for words in ("shard=2", "tensor=2"):
-            proof = run_ranks(Layout.parse(words), proven, model)[0]
-            print(
-                json.dumps({"proof": words, "seconds": proof.seconds, "layers": proof.num_layers})
-            )
+    for words in () if options.only_proof else options.layouts:
+        show({"layout": words} | measured(words, config, options.steps))
+    model = describe_shape("llama-3.2-1b").config
+    for words in ("shard=2", "tensor=2"):
+        ranks = run_ranks(Layout.parse(words), proof_seconds, model)
+        proof = ranks[0][0]
+        cpu_s = max(seconds for _, seconds in ranks)
+        show({"proof": words, "layers": proof.num_layers, "seconds": proof.seconds, "cpu_s": cpu_s})
+    show({"all_took_s": time.perf_counter() - began})
 
 
 if __name__ == "__main__":

@@ -95,11 +95,11 @@ class NoSums:
 
     def __getattr__(self, name: str) -> Any:
         if name == "all_reduce":
-            return lambda tensor, **options: Future()
+            return lambda tensor, **options: NoWork()
         return getattr(torch.distributed, name)
 
 
-class Future:
+class NoWork:
     """Of a collective that does nothing."""
 
     def wait(self) -> None:

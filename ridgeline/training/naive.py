@@ -38,10 +38,17 @@ def naive_loss(
 
 def naive_gradients(model: Transformer, batches: Sequence[PackedBatch]) -> dict[str, Tensor]:
     """Of every parameter by its name; a tied table has one."""
+    return naive_loss_and_gradients(model, batches)[1]
+
+
+def naive_loss_and_gradients(
+    model: Transformer, batches: Sequence[PackedBatch]
+) -> tuple[float, dict[str, Tensor]]:
     model.requires_grad_(True)
     parameters = dict(model.named_parameters())
-    gradients = torch.autograd.grad(naive_loss(model, batches), list(parameters.values()))
-    return dict(zip(parameters, gradients, strict=True))
+    loss = naive_loss(model, batches)
+    gradients = torch.autograd.grad(loss, list(parameters.values()))
+    return loss.item(), dict(zip(parameters, gradients, strict=True))
 
 
 def naive_step(

@@ -263,11 +263,11 @@ def _of_other_ranks(size: StepSize, layer: LayerConfig) -> int:
     """
     config, rows, tokens = size.config, 0.0, size.num_tokens
     if size.context > 1 and size.form.keeps_attention:
-        seen = tokens * (size.context + 0.5)
+        visible = tokens * (size.context + 0.5)
         if layer.window is not None:
             sequences = -(-tokens * size.context // size.longest)
-            seen = min(seen, tokens + 2 * sequences * (layer.window - 1))
-        rows += seen * 2 * config.kv_size
+            visible = min(visible, tokens + 2 * sequences * (layer.window - 1))
+        rows += visible * 2 * config.kv_size
     if layer.experts is not None and size.recomputation != "blocks":
         sent = tokens * layer.experts.experts_per_token * size.expert_room
         rows += 2 * sent * config.hidden_size

@@ -47,11 +47,10 @@ class CopySums:
         self._passes_left: dict[str, int] = {}
         self._works: dict[str, Any] = {}
 
-    def watch(self, blocks: Iterable[tuple[str, nn.Module]]) -> None:
+    def watch(self, blocks: Iterable[tuple[str, Any]]) -> None:
         """By their numbers: each says when a backward pass is through it."""
         for number, block in blocks:
-            owner: Any = block
-            owner.training_pass = partial(told_block_pass, partial(self._done, number), block)
+            block.training_pass = partial(told_block_pass, partial(self._done, number), block)
 
     def begin(self, num_passes: int) -> None:
         self._passes_left = dict.fromkeys(self._names, num_passes)
@@ -90,7 +89,7 @@ def told_block_pass(
     *rest: Any,
 ) -> tuple[Tensor, Tensor]:
     if torch.is_grad_enabled():
-        update_TD, x_TD = BlockInputs.apply(done, update_TD, x_TD)  # type: ignore[misc]
+        update_TD, x_TD = BlockInputs.apply(done, update_TD, x_TD)
     return block_pass(block, update_TD, x_TD, *rest)
 
 

@@ -1,5 +1,5 @@
-"""A layout proven before the first step: a few steps of the user's own model, cut down in layers,
-under the layout, held to the plain loop.
+"""A layout proven before the first step: a few steps of the user's own model, cut down in layers
+and in its vocabulary, under the layout, held to the plain loop.
 
 Every rank runs the plain loop over the whole small model itself, and compares the loss, the norm
 and its own part of every gradient: nothing is gathered, so that it runs at any scale. It is done in
@@ -33,16 +33,19 @@ from ridgeline.parallel.holdings import Part
 from ridgeline.parallel.layout import AxisName, Layout
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.training.config import OptimizerOptions, TrainConfig
-from ridgeline.training.naive import naive_gradients, naive_step
+from ridgeline.training.naive import naive_gradients, naive_loss_and_gradients
 from ridgeline.training.ranks.crew import Crew
 from ridgeline.training.ranks.local_model import read_region
 from ridgeline.training.ranks.rank_trainer import rank_trainer, whole_tensors
+from ridgeline.training.stepping.gradients import norm_pieces
 from ridgeline.version import __version__
 
-STEPS = 3
+STEPS = 2  # the gradients of the first are compared; the second has what they changed
 BOUND = 1e-4  # of a gradient's own norm; fp32 rounds a thousand times finer
+LR = 1e-3
 EPS = 1e-3  # of AdamW: a gradient that is nothing but rounding must not move a weight
-SHORTEST = 32  # tokens of a sequence
+SHORTEST = 16  # tokens of a sequence
+VOCABULARY = 8192  # tokens, about; that of a large model takes most of the time, and cuts alike
 
 
 @dataclass(frozen=True)
@@ -61,25 +64,27 @@ def prove(model: ModelConfig, train: TrainConfig, mesh: Mesh) -> Proof:
     whole = fill_random(build_model(small, torch.float32, mesh.device))
     trainer = rank_trainer(small, order, mesh, whole_tensors(whole))
     crew = Crew(mesh, order)
-    optimizer = torch.optim.AdamW(whole.parameters(), betas=(0.9, 0.95), eps=EPS, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        whole.parameters(), lr=LR, betas=(0.9, 0.95), eps=EPS, weight_decay=0.0
+    )
     worst, problem = 0.0, None
     for step in range(STEPS):
         on_host = sequences(order, small.vocab_size, step)
         passes = crew.own_passes(on_host, small)
         batch = [each.to(mesh.device) for each in on_host]
-        expected = naive_gradients(whole, batch)
-        _, _, gradients = trainer.gradients(passes)
-        differences = compared(gradients, expected, trainer.local.parts)
-        worst = max([worst, *differences.values()])
-        wrong = [name for name, each in differences.items() if not each <= BOUND]
-        if wrong:
-            problem = explained(
-                wrong[0], gradients, expected, whole, batch, mesh, trainer.local.parts
-            )
-            problem += f" ({len(wrong)} of {len(differences)} gradients differ)"
-        result = trainer.step(passes, lr=1e-3)
-        plain = naive_step(whole, optimizer, batch, lr=1e-3, max_norm=order.optimizer.max_norm)
-        norm = torch.stack([each.norm() for each in expected.values()]).norm().item()
+        plain, expected = naive_loss_and_gradients(whole, batch)
+        if step == 0:
+            _, _, gradients = trainer.gradients(passes)
+            differences = compared(gradients, expected, trainer.local.parts)
+            worst = max(differences.values())
+            wrong = [name for name, each in differences.items() if not each <= BOUND]
+            if wrong:
+                problem = explained(
+                    wrong[0], gradients, expected, whole, batch, mesh, trainer.local.parts
+                )
+                problem += f" ({len(wrong)} of {len(differences)} gradients differ)"
+        result = trainer.step(passes, lr=LR)
+        norm = plain_update(whole, optimizer, expected, order.optimizer.max_norm)
         problem = problem or scalars_differ(step, result.loss, plain, result.gradient_norm, norm)
         if stop := next(filter(None, crew.from_all(problem)), None):
             raise NumericsError(
@@ -88,6 +93,23 @@ def prove(model: ModelConfig, train: TrainConfig, mesh: Mesh) -> Proof:
             )
     (seconds,) = crew.of_first(time.perf_counter() - start)
     return Proof(small.num_layers, len(trainer.local.parts), worst, seconds)
+
+
+def plain_update(
+    model: Transformer,
+    optimizer: torch.optim.Optimizer,
+    gradients: Mapping[str, Tensor],
+    max_norm: float | None,
+) -> float:
+    """As the plain loop makes it of gradients that are there already; their norm."""
+    norms = [piece.norm().double() for each in gradients.values() for piece in norm_pieces(each)]
+    norm = torch.stack(norms).norm().item()
+    scale = 1.0 if max_norm is None else min(1.0, max_norm / (norm + 1e-6))
+    for name, parameter in model.named_parameters():
+        parameter.grad = gradients[name].mul_(scale)
+    optimizer.step()
+    optimizer.zero_grad()
+    return norm
 
 
 def prove_once(model: ModelConfig, train: TrainConfig, mesh: Mesh) -> Proof | None:
@@ -122,7 +144,9 @@ def proof_key(model: ModelConfig, train: TrainConfig, mesh: Mesh) -> str:
 
 
 def cut_down(model: ModelConfig, layout: Layout) -> ModelConfig:
-    """Two layers, one of each kind there is, and at least as many as there are stages."""
+    """Two layers, one of each kind there is, and at least as many as there are stages; of a large
+    vocabulary about as many tokens as VOCABULARY, of which ranks have as uneven parts.
+    """
     layers = list(dict.fromkeys(model.layers))
     wanted = max(2, layout.num_stages, len(layers))
     for layer in model.layers:
@@ -130,7 +154,10 @@ def cut_down(model: ModelConfig, layout: Layout) -> ModelConfig:
             layers.append(layer)
     while len(layers) < wanted:
         layers.append(model.layers[-1])
-    return replace(model, layers=tuple(layers))
+    period = 64 * layout.tensor * layout.shard
+    whole = -(-VOCABULARY // period) * period
+    vocabulary = min(model.vocab_size, whole + model.vocab_size % period)
+    return replace(model, layers=tuple(layers), vocab_size=vocabulary)
 
 
 def proving_order(train: TrainConfig, layout: Layout) -> TrainConfig:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ridgeline.parallel.holdings import Part
 from ridgeline.parallel.mesh import Axis, Mesh
+from ridgeline.training.stepping.gradients import norm_pieces
 
 
 class RankSharing:
@@ -87,8 +88,9 @@ def squares(parts: Mapping[str, Part], gradients: Mapping[str, Tensor]) -> Tenso
     for name, gradient in gradients.items():
         for segment in parts[name].segments:
             if len(segment.rows):
-                rows.append(gradient[segment.rows.start : segment.rows.stop])
-                copies.append(segment.copies)
+                own = norm_pieces(gradient[segment.rows.start : segment.rows.stop])
+                rows += own
+                copies += [segment.copies] * len(own)
     if not rows:
         return torch.zeros((), dtype=torch.float64)
     norms = torch.stack(torch._foreach_norm(rows, 2, dtype=torch.float32)).double()

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from ridgeline.training.stepping.gradient_products import SUM
 
+NORM_PIECE = 2**20
+
 
 class GradientSum:
     def __init__(
@@ -97,6 +99,15 @@ def local_tensor(tensor: Tensor) -> Tensor:
     with torch.no_grad():
         local: Tensor = to_local()
     return local
+
+
+def norm_pieces(tensor: Tensor) -> Sequence[Tensor]:
+    """What norms are taken of one by one: a CPU adds squares up in fp32, and of matrices of up to
+    34 M weights two ways to do it differed by 0.035% (2026-11-19).
+    """
+    if tensor.is_cuda or tensor.numel() <= NORM_PIECE:
+        return (tensor,)
+    return tensor.reshape(-1).split(NORM_PIECE)
 
 
 def norm_of(gradients: Mapping[str, Tensor]) -> Tensor:

@@ -9,8 +9,8 @@ from ridgeline.errors import UsageError
 
 GIB = 1 << 30
 # As processes were seen to take with units of 64 MB, the most of every stage; what they share of
-# libraries counts once, in the builder's (2026-11-19, x86: 1.18 GiB with two workers on 330 MB of
-# text, 0.99 with one in the builder's own process on 469 MB).
+# libraries counts once, in the builder's (2026-11-19, x86: 1.38 GiB with two workers on 209 MB of
+# text, 0.72 with one in the builder's own process; 0.99 on 469 MB before parts were made smaller).
 BUILDER_BYTES = int(0.3 * GIB)
 WORKER_BYTES = int(0.65 * GIB)
 

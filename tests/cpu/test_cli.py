@@ -100,7 +100,9 @@ def raw_text(folder: Path) -> list[str]:
 
 def risen(folder: Path) -> list[str]:
     quick = ["--range", "1e-6..100", "--range-steps", "12", "--seeds", "2"]
-    return [*learned(folder), *quick]
+    words = learned(folder)
+    at = words.index("--steps")
+    return [*words[:at], *words[at + 2 :], *quick]
 
 
 def traced(folder: Path) -> list[str]:
@@ -160,8 +162,9 @@ def test_each_verb_has_help_with_an_example(verb: str, capsys: Capture) -> None:
 PARTS = (
     ["data", "build"],
     ["data", "plan"],
+    ["data", "judge"],
     *(["bench", name] for name in ("kernels", "engine", "serve")),
-    *(["tune", name] for name in ("lr", "search", "scale")),
+    *(["tune", name] for name in ("lr", "search", "width", "serve", "scale")),
     ["report", "show"],
 )
 

@@ -22,7 +22,7 @@ from ridgeline.training.config import DataOptions, OptimizerOptions, RunLength, 
 
 EXAMPLE = """\
 ridgeline data judge raw.txt filtered.txt --text judged.txt
-ridgeline data judge raw/ filtered/ --text judged.txt --proxy demo --steps 60 --lr 5e-5"""
+ridgeline data judge raw/ filtered/ --text judged.txt --proxy demo --lr 5e-5"""
 MAIN_FLAGS = (
     "--text", "--proxy", "--shape", "--tokenizer", "--device", "--seeds", "--steps", "--tokens",
     "--batch", "--sequence-length", "--lr",

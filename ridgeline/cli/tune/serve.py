@@ -29,8 +29,8 @@ from ridgeline.tuning.searching.journal import check_folder, open_journal
 from ridgeline.tuning.searching.search import SearchBudget
 
 EXAMPLE = """\
-ridgeline tune serve demo --over max-batch=4,8,16,32 --over token-budget=128..2048 --runs 12 \\
-  --out serving
+ridgeline tune serve demo --over max-batch=4,8,16,32 \\
+  --over token-budget=128..2048 --runs 12 --out serving
 ridgeline tune serve ./model --for latency --over scheme=int8,int4-g128 \\
   --over tiles.skinny_linear=0..5 --budget 20m --out serving"""
 MAIN_FLAGS = (

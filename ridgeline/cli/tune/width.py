@@ -37,8 +37,10 @@ from ridgeline.tuning.scaling.transfer import RateTransfer, SweepRun, transfer_o
 from ridgeline.tuning.scaling.widths import WidthOptions, check_sweep, sweep_widths, wider
 
 EXAMPLE = """\
-ridgeline tune width --shape tiny --tokenizer demo --data a.txt --steps 200 --widths 64,128 --to 512
-ridgeline tune width configs:pretrain_tiny --data a.txt --widths 64,128 --batches 4,16 --to 256"""
+ridgeline tune width --shape tiny --tokenizer demo --data a.txt --steps 200 \\
+  --widths 64,128 --to 512
+ridgeline tune width configs:pretrain_tiny --data a.txt --widths 64,128 \\
+  --batches 4,16 --to 256"""
 MAIN_FLAGS = (
     "--shape", "--tokenizer", "--device", "--data", "--sequence-length", "--batch", "--steps",
     "--tokens", "--widths", "--to", "--batches", "--range", "--rates", "--seeds", "--out",

@@ -25,7 +25,7 @@ CHECKS: dict[str, ModuleType] = {"validate": validate, "calibrate": calibrate, "
 EXAMPLE = """\
 ridgeline plan llama-3.1-405b --gpus 2048xH100 --for train --tokens 15T
 ridgeline plan llama-3.1-8b --gpus 8xH200 --for train --out plans
-ridgeline plan llama-3.1-70b --gpus 8xH200 --for serve --ttft-ms 500 --tpot-ms 40
+ridgeline plan llama-3.1-70b --gpus 8xH200 --for serve --tpot-ms 40
 ridgeline plan --calibrate
 ridgeline plan --verify plans/plan-1.json
 ridgeline plan --validate --points points"""

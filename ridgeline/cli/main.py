@@ -50,7 +50,7 @@ VERB_GROUPS = {
         "bench": "time kernels, the engine, or any OpenAI-compatible server",
     },
     "plan": {
-        "plan": "what fits a cluster, how fast, with which layout, and how sure that is",
+        "plan": "what fits a cluster, how fast, in which layout, how sure that is",
     },
     "train": {
         "data": "text to clean, deduplicated, tokenized shards",

@@ -30,7 +30,7 @@ ridgeline plan --calibrate
 ridgeline plan --verify plans/plan-1.json
 ridgeline plan --validate --points points"""
 MAIN_FLAGS = ("--gpus", "--for", "--prices", "--out", "--validate", "--points",
-              "--calibrate", "--verify", "--shape", "--tokens",
+              "--calibrate", "--verify", "--tokens",
               "--sequence-length", "--batch", "--workload", "--ttft-ms", "--tpot-ms",
               "--router")  # fmt: skip
 

@@ -70,6 +70,7 @@ def arguments(verb: str, folder: Path) -> list[str]:
     return {
         "hardware": ["hardware", *device],
         "kernels": ["kernels", "list"],
+        "plan": ["plan", "tiny", "--gpus", "8xH100", "--sequence-length", "64", "--batch", "8"],
         "data": ["data", "build", *raw_text(folder), "--tokenizer", str(folder)],
         "eval": ["eval", str(folder), "--text", str(folder / "config.json"), *device],
         "generate": ["generate", str(folder), "hello", "--max-tokens", "3", *device],

@@ -319,4 +319,4 @@ def test_a_model_that_fits_nowhere_says_how_far() -> None:
     assert not result.plans
     error = OutOfMemoryError(nothing_fits("llama-3.1-405b", result, parse_cluster("8xH100")))
     assert "needs" in str(error)
-    assert "more GPUs" in str(error)
+    assert "128 of them would do" in str(error)

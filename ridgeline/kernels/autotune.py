@@ -119,13 +119,6 @@ def parse_places(text: str) -> dict[str, int]:
     return places
 
 
-def measured_ops(device_name: str) -> dict[str, int]:
-    """Ops with configurations that can be chosen among on such a device: the most of any shape."""
-    table = load(device_name)
-    sizes = {op: max(len(_ranked(device_name, op, key)) for key in table[op]) for op in table}
-    return {op: size for op, size in sizes.items() if size > 1 and not op.endswith(IN_PLACE)}
-
-
 @contextmanager
 def forced(op: str, key: str, config: KernelConfig) -> Iterator[None]:
     """Inside, this is the answer, whatever was measured."""

@@ -77,7 +77,6 @@ def arguments(verb: str, folder: Path) -> list[str]:
         "profile": ["profile", str(folder), "--context", "40", "--steps", "2", *device],
         "report": ["report", "accuracy"],
         "optimize": ["optimize", str(folder), "--dry-run", *traced(folder), *device],
-        "plan": ["plan", str(folder), "--gpus", "1xH100", "--sequence-length", "16"],
         "quantize": ["quantize", str(folder), "--scheme", "int8", *quantized(folder), *device],
         "train": ["train", str(folder), *learned(folder), *device],
         "tune": ["tune", "lr", str(folder), *risen(folder), *device],

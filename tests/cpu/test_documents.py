@@ -126,7 +126,15 @@ WRITTEN = {  # by a command, or on a user's machine
     *("config.json", "tokenizer.json", "report.json", "trace.json", "profile.html", "keys.txt"),
     *("predictions.jsonl", "my.txt", "measured.txt", "trace.csv", "demo-optimized/report.html"),
     *("out/report.html", "work/", "out/climb.json", "DIR/recipe.json", "script.py", "openapi.json"),
-    *("generation_config.json", "tokens.json", "train.json", "state.json", "checkpoints/"),
+    *(
+        "generation_config.json",
+        "tokens.json",
+        "index.json",
+        "mixture.json",
+        "train.json",
+        "state.json",
+        "checkpoints/",
+    ),
     *("files.json", "adapter_config.json", "tensorboard/", "RUN-job/train.json", "job.py"),
     *("index.json", "mixture.json", "plan-1.json", "plan.json", "plan.html"),
 }

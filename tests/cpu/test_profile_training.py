@@ -282,6 +282,7 @@ def check_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) ->
     return document
 
 
+@pytest.mark.slow
 def test_ranks_are_profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     document = check_ranks(tmp_path, monkeypatch, "shard=2")
     rows = {row["op"]: row for row in document["steps"][0]["rows"]}

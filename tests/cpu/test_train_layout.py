@@ -133,7 +133,7 @@ def test_a_run_goes_on_under_any_layout(
         (("--layout", "shard=2", "--micro-batch", "4"), "2 sequences that each rank has"),
         (("--layout", "shard=2", "--devices", "3"), "--devices is 3"),
         (("--layout", "tensor=2", "--lora", "4"), "--lora with other axes than replicate and"),
-        (("--layout", "shard=2", "--qat", "int8"), "--qat or --sparsity is not done"),
+        (("--layout", "tensor=2", "--qat", "int8"), "--qat or --sparsity with other axes than"),
         (("--layout", "shard=2", "--moments", "8-bit"), "--moments 8-bit"),
         (("--layout", "shrad=2"), "did you mean shard"),
         (("--layout", "shard=two"), "give a whole number"),

@@ -55,6 +55,7 @@ def found(capsys: Capture, *argv: str) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 def test_the_fastest_recipe_is_left(search: list[str], tmp_path: Path, capsys: Capture) -> None:
     document = found(capsys, *search, "--runs", "6")
     assert document["best"]["point"] == {"max-batch": 8, "page-size": 16}
@@ -70,6 +71,7 @@ def test_the_fastest_recipe_is_left(search: list[str], tmp_path: Path, capsys: C
     assert f"--recipe {tmp_path / 'study' / 'recipe.json'}" in out
 
 
+@pytest.mark.slow
 def test_what_is_no_faster_leaves_the_defaults(
     search: list[str], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,7 +53,7 @@ AREAS: dict[Area, tuple[str, ...]] = {
     "fuse": ("loop", "kernels"),
     "overhead": ("graphs", "overlap"),
     "tensor cores": ("dtype", "tf32"),
-    "custom kernels": ("tuned",),
+    "custom kernels": ("tuned", "tiles"),
     "quantize": ("scheme", "head", "quantize_all", "copies", "kv.dtype"),
     "batch and memory": (
         "deterministic",

@@ -15,9 +15,9 @@ from ridgeline.data.loading.packing import PackedBatch
 from ridgeline.models import ModelConfig
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.training.config import TrainConfig
-from ridgeline.training.ranks.gathering import gathered_tensors
-from ridgeline.training.ranks.local_model import whole_shapes
 from ridgeline.training.ranks.rank_trainer import RankTrainer, rank_trainer, whole_tensors
+from ridgeline.training.ranks.weights.gathering import gathered_tensors
+from ridgeline.training.ranks.weights.local_model import whole_shapes
 from ridgeline.training.schedule import Counters
 from ridgeline.training.stepping.step import StepLimits
 from ridgeline.training.watching.replaying import LaunchedStep, replay

@@ -29,7 +29,7 @@ processes.set_forkserver_preload(
     [
         "torch",
         "ridgeline.training.naive",
-        "ridgeline.training.ranks.sources",
+        "ridgeline.training.ranks.weights.sources",
         "ridgeline.training.saving.rank_saver",
         "process_ranks",
     ]

@@ -27,14 +27,14 @@ from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.shards import whole_shapes
 from ridgeline.quantization import load_model
 from ridgeline.training.config import BatchOptions, DataOptions, Precision, TrainConfig
-from ridgeline.training.ranks.gathering import gathered_tensors
 from ridgeline.training.ranks.rank_trainer import (
     RankTrainer,
     WholeTensors,
     rank_trainer,
     whole_tensors,
 )
-from ridgeline.training.ranks.sources import stored_tensors
+from ridgeline.training.ranks.weights.gathering import gathered_tensors
+from ridgeline.training.ranks.weights.sources import stored_tensors
 from ridgeline.training.saving import checkpoint, exchange, rank_files, rank_saver
 from ridgeline.training.saving.checkpoint import (
     CheckpointContent,

@@ -19,11 +19,11 @@ from ridgeline.models.transformer import build_model, fill_random
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.shards import whole_shapes
 from ridgeline.training.config import BatchOptions, TrainConfig
-from ridgeline.training.ranks import copies, sums
 from ridgeline.training.ranks.context import context_cut
-from ridgeline.training.ranks.gathering import gathered_tensors
 from ridgeline.training.ranks.proving import Proof, prove
 from ridgeline.training.ranks.rank_trainer import rank_trainer, whole_tensors
+from ridgeline.training.ranks.weights import copies, sums
+from ridgeline.training.ranks.weights.gathering import gathered_tensors
 from ridgeline.training.stepping.forward import hidden_states
 
 LENGTH = 16  # tokens of a sequence

@@ -11,11 +11,11 @@ from ridgeline.ladder.measuring.time_ledger import TimeLedger
 from ridgeline.ladder.searching.budget import Budget
 from ridgeline.ladder.training.climb import TrainClimber
 from ridgeline.ladder.training.forms import StepNumbers, TrainForm
-from ridgeline.ladder.training.news import TrainNews
 from ridgeline.ladder.training.order import TrainClimbJob, TrainClimbOrder
 from ridgeline.ladder.training.predicted import StepSeconds
 from ridgeline.ladder.training.rungs import TrainContext
 from ridgeline.ladder.training.subject import TrainSubject, open_subject
+from ridgeline.ladder.training.telling.news import TrainNews
 from ridgeline.training.config import BatchOptions, DataOptions, TrainConfig
 from ridgeline.training.memory.plan import plan_training
 

@@ -30,8 +30,8 @@ from ridgeline.training.memory.methods import TrainingMethod, adapter_size
 from ridgeline.training.memory.plan import plan_training
 from ridgeline.training.methods.adapters import add_adapters
 from ridgeline.training.methods.options import LoraOptions
-from ridgeline.training.ranks import local_model
 from ridgeline.training.ranks.rank_trainer import rank_trainer, whole_tensors
+from ridgeline.training.ranks.weights import local_model
 from ridgeline.training.stepping.step import Trainer
 
 DEVICE = "cuda:0"

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.bench.peers import PEERS, transformers_peer
-from ridgeline.cli.options import add_flags, add_model, add_recipe, add_save, from_flags
-from ridgeline.cli.parser import group
+from ridgeline.cli.arguments.options import add_flags, add_model, add_recipe, add_save, from_flags
+from ridgeline.cli.arguments.parser import group
+from ridgeline.cli.arguments.tasks import add_task, check_task_flags
 from ridgeline.cli.tables.eval import render
 from ridgeline.cli.tables.figures import divergence_figures, figure
-from ridgeline.cli.tasks import add_task, check_task_flags
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data.text_files import read_text
 from ridgeline.engine import Engine

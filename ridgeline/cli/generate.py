@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ridgeline.cli.options import add_flags, add_model, from_flags
-from ridgeline.cli.parser import group
+from ridgeline.cli.arguments.options import add_flags, add_model, from_flags
+from ridgeline.cli.arguments.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine, Output, Sampling

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ridgeline.cli.options import DEVICE_HELP, add_save
-from ridgeline.cli.parser import group
+from ridgeline.cli.arguments.options import DEVICE_HELP, add_save
+from ridgeline.cli.arguments.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import OutputError
 from ridgeline.hardware import Hardware, detect

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ridgeline.cli.options import add_flags, flag_words, from_flags
-from ridgeline.cli.parser import Parser
+from ridgeline.cli.arguments.options import add_flags, flag_words, from_flags
+from ridgeline.cli.arguments.parser import Parser
 from ridgeline.engine import Engine
 from ridgeline.engine.loading.saved import saved_recipe
 from ridgeline.errors import RidgelineError, UsageError, near_matches

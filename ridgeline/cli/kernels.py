@@ -18,7 +18,7 @@ from rich.table import Table
 
 from ridgeline.bench.kernels.tune import tune_ops
 from ridgeline.bench.kernels.tune_layer import tune_in_place
-from ridgeline.cli.parser import group
+from ridgeline.cli.arguments.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import (
     CHECK_FAILED_EXIT_CODE,

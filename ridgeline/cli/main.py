@@ -25,7 +25,7 @@ from typing import Any
 
 import ridgeline
 from ridgeline.cli import early
-from ridgeline.cli.parser import GENERAL, Parser, example, group
+from ridgeline.cli.arguments.parser import GENERAL, Parser, example, group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import (
     INTERNAL_EXIT_CODE,

@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.bench.serve.bound import USUAL_SHARE, LatencyBound
-from ridgeline.cli.optimize_training import add_training_arguments, check_flags, training_order
-from ridgeline.cli.options import (
+from ridgeline.cli.arguments.options import (
     add_flags,
     add_latency_bounds,
     add_model,
@@ -23,10 +22,11 @@ from ridgeline.cli.options import (
     first_key,
     from_flags,
 )
-from ridgeline.cli.parser import group
+from ridgeline.cli.arguments.parser import group
+from ridgeline.cli.arguments.tasks import add_task, check_task_flags
 from ridgeline.cli.tables.optimize import climb_table
-from ridgeline.cli.tasks import add_task, check_task_flags
 from ridgeline.cli.terminal import Terminal
+from ridgeline.cli.training.optimize import add_training_arguments, check_flags, training_order
 from ridgeline.errors import CHECK_FAILED_EXIT_CODE, INTERRUPTED_EXIT_CODE, UsageError
 from ridgeline.hardware import detect
 from ridgeline.ladder.climbing.check import check_folder

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ridgeline.cli.options import add_flags, add_model, add_save, flag_words, given_flags
-from ridgeline.cli.parser import group
+from ridgeline.cli.arguments.options import add_flags, add_model, add_save, flag_words, given_flags
+from ridgeline.cli.arguments.parser import group
 from ridgeline.cli.profile_subject import CONTEXT, PromptSizes, check, sizes_of, subject_of
-from ridgeline.cli.profile_training import STEPS as TRAINING_STEPS
-from ridgeline.cli.profile_training import add_training_flags, check_no_training, run_training
 from ridgeline.cli.tables.profile import draw
 from ridgeline.cli.terminal import Terminal
+from ridgeline.cli.training.profile import STEPS as TRAINING_STEPS
+from ridgeline.cli.training.profile import add_training_flags, check_no_training, run_training
 from ridgeline.engine.execution.work import matrix_dtype
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.clocks import ClockSampler

@@ -9,8 +9,8 @@ import re
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ridgeline.cli.arguments.options import from_flags
 from ridgeline.cli.bench.engine import prepared
-from ridgeline.cli.options import from_flags
 from ridgeline.errors import ContextLengthError, UsageError
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.hardware import Hardware

@@ -17,8 +17,8 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from ridgeline.cli.options import add_flags, add_model, add_save, from_flags
-from ridgeline.cli.parser import group
+from ridgeline.cli.arguments.options import add_flags, add_model, add_save, from_flags
+from ridgeline.cli.arguments.parser import group
 from ridgeline.cli.tables.figures import divergence_figures, figure, peak_host_bytes
 from ridgeline.cli.tables.quantize import document, recovery_words, render
 from ridgeline.cli.terminal import Terminal

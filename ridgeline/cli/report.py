@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.parser import group
+from ridgeline.cli.arguments.parser import group
 from ridgeline.cli.tables.compare import comparison_table
 from ridgeline.cli.tables.optimize import climb_table
 from ridgeline.cli.terminal import Terminal

@@ -12,8 +12,8 @@ from typing import Any
 from rich.console import Console
 
 from ridgeline.cli import early
-from ridgeline.cli.options import add_flags, add_model, add_recipe, from_flags
-from ridgeline.cli.parser import group
+from ridgeline.cli.arguments.options import add_flags, add_model, add_recipe, from_flags
+from ridgeline.cli.arguments.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.engine import Engine
 from ridgeline.engine.loading.saved import saved_recipe

@@ -12,12 +12,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ridgeline.cli.launching import job_layout, write_job
-from ridgeline.cli.options import add_flags, add_model, from_flags, given_flags
-from ridgeline.cli.parser import group
-from ridgeline.cli.starting import RankStart, start_ranks
+from ridgeline.cli.arguments.options import add_flags, add_model, from_flags, given_flags
+from ridgeline.cli.arguments.parser import group
 from ridgeline.cli.tables.train import render, shown_run
 from ridgeline.cli.terminal import Terminal
+from ridgeline.cli.training.launching import job_layout, write_job
+from ridgeline.cli.training.starting import RankStart, start_ranks
 from ridgeline.configs.named import is_named_run, named_run
 from ridgeline.errors import INTERRUPTED_EXIT_CODE, OutputError, UsageError
 from ridgeline.hardware import detect, load_cached

@@ -37,7 +37,7 @@ from ridgeline.training.methods.adapters import add_adapters
 from ridgeline.training.methods.rounded import found_roundings
 from ridgeline.training.ranks.adapters import adapter_trainer, sharded_base
 from ridgeline.training.ranks.rank_trainer import RankTrainer, rank_trainer
-from ridgeline.training.ranks.sources import initial_weights, stored_tensors
+from ridgeline.training.ranks.weights.sources import initial_weights, stored_tensors
 from ridgeline.training.saving.adapter_files import AdapterExporter, read_adapter
 from ridgeline.training.saving.checkpoint import (
     Exporter,

@@ -26,8 +26,8 @@ from tiny_tokenizers import demo
 
 from ridgeline import errors
 from ridgeline.cli import main
+from ridgeline.cli.arguments.options import add_flags, from_flags, given_flags
 from ridgeline.cli.main import VERBS
-from ridgeline.cli.options import add_flags, from_flags, given_flags
 from ridgeline.errors import RidgelineError, UsageError
 from ridgeline.hardware import Hardware
 from ridgeline.hardware.facts import Ceiling

@@ -17,8 +17,8 @@ from command_line import make_folder
 from tiny_tokenizers import TEXT
 from train_runs import single_thread
 
+from ridgeline.cli.arguments.parser import Parser
 from ridgeline.cli.data import judge as command
-from ridgeline.cli.parser import Parser
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import CHECK_FAILED_EXIT_CODE, NumericsError, UsageError
 from ridgeline.ladder.filters.judge import FilterOrder, reason_words

@@ -15,8 +15,8 @@ from ridgeline.models.families import describe_hf
 from ridgeline.models.families.names import parts
 from ridgeline.parallel.holdings import Holdings
 from ridgeline.parallel.layout import Layout
-from ridgeline.training.ranks.gathering import place
-from ridgeline.training.ranks.local_model import read_region, whole_shapes
+from ridgeline.training.ranks.weights.gathering import place
+from ridgeline.training.ranks.weights.local_model import read_region, whole_shapes
 from ridgeline.training.saving.deal import DealtTensor, deal
 
 DENSE = describe_hf(TINY, origin="tiny").config

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from ridgeline.cli import serve
-from ridgeline.cli.options import from_flags
-from ridgeline.cli.parser import Parser
+from ridgeline.cli.arguments.options import from_flags
+from ridgeline.cli.arguments.parser import Parser
 from ridgeline.server.config import KEY_VARIABLES, ServerConfig
 from ridgeline.server.metrics.dashboard import dashboard
 

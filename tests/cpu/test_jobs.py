@@ -15,7 +15,7 @@ from test_rank_processes import PACKAGE
 from train_runs import Capture, make_text, words
 
 from ridgeline.cli import main
-from ridgeline.cli.launching import job_layout, write_job
+from ridgeline.cli.training.launching import job_layout, write_job
 from ridgeline.configs.named import named_run
 from ridgeline.errors import HardwareError, MissingPackageError, UsageError
 from ridgeline.parallel.layout import Layout

@@ -18,7 +18,7 @@ from local_climbs import local as local
 from local_climbs import model as model
 
 from ridgeline.cli import main
-from ridgeline.cli.options import add_flags, from_flags
+from ridgeline.cli.arguments.options import add_flags, from_flags
 from ridgeline.errors import (
     HardwareError,
     OutputError,

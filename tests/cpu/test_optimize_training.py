@@ -20,14 +20,14 @@ from ridgeline.ladder.outcome import RungOutcome
 from ridgeline.ladder.reporting.report import report
 from ridgeline.ladder.training import climb as climbing
 from ridgeline.ladder.training import order as ordering
-from ridgeline.ladder.training.bench import LocalBench
 from ridgeline.ladder.training.explaining import explained, ladder_to
 from ridgeline.ladder.training.forms import StepNumbers, TrainForm
 from ridgeline.ladder.training.losses import equal_loss_gain, paired_losses, steps_to
-from ridgeline.ladder.training.processes import ProcessBench
 from ridgeline.ladder.training.rungs import RUNGS, TrainOffer, TrainRung
 from ridgeline.ladder.training.subject import open_subject
-from ridgeline.ladder.training.writing import climb_of
+from ridgeline.ladder.training.telling.writing import climb_of
+from ridgeline.ladder.training.timing.bench import LocalBench
+from ridgeline.ladder.training.timing.processes import ProcessBench
 from ridgeline.training.config import BatchOptions, DataOptions, TrainConfig
 from ridgeline.training.config_file import load_config
 from ridgeline.training.watching.metrics import read_metrics

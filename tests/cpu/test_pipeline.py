@@ -24,7 +24,7 @@ from ridgeline.parallel.layout import Layout
 from ridgeline.parallel.mesh import Mesh, alone, own_groups
 from ridgeline.training.config import OptimizerOptions, Recomputation, TrainConfig
 from ridgeline.training.naive import naive_gradients
-from ridgeline.training.ranks.pipeline import filled_up
+from ridgeline.training.ranks.pipelines.pipeline import filled_up
 from ridgeline.training.ranks.rank_trainer import rank_trainer, whole_tensors
 from ridgeline.training.stepping.forward import ForwardPlan, loss_of
 from ridgeline.training.stepping.gradient_products import DeferredGradients

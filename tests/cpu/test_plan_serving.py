@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.cli import serve
+from ridgeline.cli.arguments.parser import Parser
 from ridgeline.cli.main import main
-from ridgeline.cli.parser import Parser
 from ridgeline.data.workload import Workload, WorkloadRequest, named_workload
 from ridgeline.engine import Engine
 from ridgeline.engine.memory.plan import itemise
@@ -27,10 +27,10 @@ from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.models.shapes import describe_shape
 from ridgeline.planning.clusters.parsing import parse_cluster
 from ridgeline.planning.serving.answer import write_plans
-from ridgeline.planning.serving.asks import ask_of
-from ridgeline.planning.serving.fleet import Fleet
-from ridgeline.planning.serving.replica import SimulatedReplica
-from ridgeline.planning.serving.served import RequestLog, RunReport
+from ridgeline.planning.serving.fleets.asks import ask_of
+from ridgeline.planning.serving.fleets.fleet import Fleet
+from ridgeline.planning.serving.fleets.replica import SimulatedReplica
+from ridgeline.planning.serving.fleets.served import RequestLog, RunReport
 from ridgeline.planning.serving.setup import EngineSetup, engine_setup, usual_free_bytes
 from ridgeline.planning.serving.step_times import PredictedTimes, seconds_of, ticks_of
 from ridgeline.planning.serving.sustained import sustained

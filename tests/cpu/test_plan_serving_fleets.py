@@ -23,13 +23,13 @@ from ridgeline.engine.scheduling.state import Ask
 from ridgeline.errors import UsageError
 from ridgeline.models.shapes import describe_shape
 from ridgeline.planning.clusters.parsing import parse_cluster
-from ridgeline.planning.serving.asks import ask_of
-from ridgeline.planning.serving.disaggregated import KvLink, SplitFleet, link_between
-from ridgeline.planning.serving.fleet import Fleet
+from ridgeline.planning.serving.fleets.asks import ask_of
+from ridgeline.planning.serving.fleets.disaggregated import KvLink, SplitFleet, link_between
+from ridgeline.planning.serving.fleets.fleet import Fleet
+from ridgeline.planning.serving.fleets.replica import SimulatedReplica
+from ridgeline.planning.serving.fleets.scaling import Scaling
+from ridgeline.planning.serving.fleets.served import RequestLog, ServiceLevel
 from ridgeline.planning.serving.options import ServingOption, Ways
-from ridgeline.planning.serving.replica import SimulatedReplica
-from ridgeline.planning.serving.scaling import Scaling
-from ridgeline.planning.serving.served import RequestLog, ServiceLevel
 from ridgeline.planning.serving.setup import EngineSetup, engine_setup, grouped
 from ridgeline.planning.serving.step_times import BaseTime, PredictedTimes, SteadySteps, Tuning
 from ridgeline.planning.serving.sustained import sustained

@@ -17,7 +17,8 @@ import torch
 from command_line import make_folder, refused
 from train_runs import Capture, single_thread
 
-from ridgeline.cli import main, profile_training
+from ridgeline.cli import main
+from ridgeline.cli.training import profile as profile_training
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Ceiling, Hardware, detect
 from ridgeline.models.shapes import describe_shape

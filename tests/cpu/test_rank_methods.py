@@ -28,8 +28,8 @@ from ridgeline.training.config import BatchOptions, DataOptions, OptimizerOption
 from ridgeline.training.initial import fill_initial
 from ridgeline.training.methods.options import DistillOptions, QatOptions
 from ridgeline.training.methods.rounded import found_roundings
-from ridgeline.training.ranks.gathering import gathered_tensors
 from ridgeline.training.ranks.rank_trainer import rank_trainer, whole_tensors
+from ridgeline.training.ranks.weights.gathering import gathered_tensors
 from ridgeline.training.stepping.step import Trainer
 from ridgeline.training.watching.metrics import read_metrics
 

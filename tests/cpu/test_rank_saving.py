@@ -36,7 +36,7 @@ from ridgeline.parallel.layout import Layout
 from ridgeline.parallel.mesh import alone
 from ridgeline.quantization import load_model
 from ridgeline.training.config import Precision
-from ridgeline.training.ranks.sources import stored_tensors
+from ridgeline.training.ranks.weights.sources import stored_tensors
 from ridgeline.training.saving.checkpoint import (
     SavedState,
     check_whole,

@@ -13,7 +13,7 @@ from rank_saving import check_same
 
 from ridgeline.quantization import load_model
 from ridgeline.training.initial import fill_initial
-from ridgeline.training.ranks.sources import initial_weights, stored_tensors
+from ridgeline.training.ranks.weights.sources import initial_weights, stored_tensors
 
 
 def test_initial_weights() -> None:

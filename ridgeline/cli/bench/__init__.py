@@ -8,12 +8,12 @@ from typing import Any
 
 from rich.console import Console
 
+from ridgeline.cli.arguments.parser import Parser, example
 from ridgeline.cli.bench import collectives as bench_collectives
 from ridgeline.cli.bench import compare as bench_compare
 from ridgeline.cli.bench import engine as bench_engine
 from ridgeline.cli.bench import kernels as bench_kernels
 from ridgeline.cli.bench import serve as bench_serve
-from ridgeline.cli.parser import Parser, example
 from ridgeline.cli.terminal import Terminal
 
 PARTS: dict[str, tuple[ModuleType, str]] = {

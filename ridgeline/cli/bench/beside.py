@@ -23,7 +23,7 @@ from ridgeline.bench.serve.http import Endpoint
 from ridgeline.bench.serve.load import LoadProcesses
 from ridgeline.bench.serve.own_server import OwnServer
 from ridgeline.bench.serve.placeholder import served_folder
-from ridgeline.cli.options import add_flags, from_flags
+from ridgeline.cli.arguments.options import add_flags, from_flags
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data.workload import Workload
 from ridgeline.engine import Engine

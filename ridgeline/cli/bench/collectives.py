@@ -23,8 +23,8 @@ from ridgeline.bench.collectives import (
     measure_under_torchrun,
     sizes_to,
 )
-from ridgeline.cli.options import add_save
-from ridgeline.cli.parser import group
+from ridgeline.cli.arguments.options import add_save
+from ridgeline.cli.arguments.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware, detect

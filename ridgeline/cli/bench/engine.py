@@ -16,8 +16,8 @@ from rich.table import Table
 from ridgeline.bench.engine import EngineRun, Percentiles, as_record, check_fits, run_workload
 from ridgeline.bench.peers import PEERS, PeerRun, peer_runs, transformers_peer
 from ridgeline.bench.start import time_start
-from ridgeline.cli.options import add_flags, add_model, add_save, add_workload, from_flags
-from ridgeline.cli.parser import group
+from ridgeline.cli.arguments.options import add_flags, add_model, add_save, add_workload, from_flags
+from ridgeline.cli.arguments.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data.traces import load_workload
 from ridgeline.data.workload import Workload

@@ -12,8 +12,8 @@ from rich.table import Table
 
 from ridgeline.bench.kernels.ops import KernelResult, as_record, bench_ops
 from ridgeline.bench.kernels.sequences import all_sequences, get_sequence
-from ridgeline.cli.options import add_save
-from ridgeline.cli.parser import group
+from ridgeline.cli.arguments.options import add_save
+from ridgeline.cli.arguments.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import HardwareError
 from ridgeline.hardware import detect

@@ -20,10 +20,10 @@ from ridgeline.bench.serve.measure import ServeRun, measure, values_of
 from ridgeline.bench.serve.plot import check_plot, draw
 from ridgeline.bench.serve.prompts import PATHS
 from ridgeline.bench.serve.search import HighestRate
+from ridgeline.cli.arguments.options import add_latency_bounds, add_save, add_workload, first_key
+from ridgeline.cli.arguments.parser import group
 from ridgeline.cli.bench import beside
 from ridgeline.cli.bench.serve_table import render as render_load
-from ridgeline.cli.options import add_latency_bounds, add_save, add_workload, first_key
-from ridgeline.cli.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data import Tokenizer
 from ridgeline.data.traces import load_workload

@@ -8,13 +8,13 @@ from typing import Any
 
 from rich.console import Console
 
+from ridgeline.cli.arguments.parser import Parser, example
 from ridgeline.cli.data import build as data_build
 from ridgeline.cli.data import check as data_check
 from ridgeline.cli.data import explain as data_explain
 from ridgeline.cli.data import judge as data_judge
 from ridgeline.cli.data import mix as data_mix
 from ridgeline.cli.data import plan as data_plan
-from ridgeline.cli.parser import Parser, example
 from ridgeline.cli.terminal import Terminal
 
 PARTS: dict[str, tuple[ModuleType, str]] = {

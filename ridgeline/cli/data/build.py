@@ -9,9 +9,9 @@ from typing import Any
 
 from rich.console import Console
 
+from ridgeline.cli.arguments.parser import group
 from ridgeline.cli.data.duplicates import duplicate_lines
 from ridgeline.cli.data.order import add_order, check_packages, recipe_of, workers_of
-from ridgeline.cli.parser import group
 from ridgeline.cli.tables.corpus import accounts_table, stages_table
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data.corpus.recipe import as_toml

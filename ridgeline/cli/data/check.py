@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ridgeline.cli.parser import Parser
+from ridgeline.cli.arguments.parser import Parser
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import CHECK_FAILED_EXIT_CODE
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ridgeline.cli.parser import Parser, group
+from ridgeline.cli.arguments.parser import Parser, group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import UsageError
 

@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.options import add_flags
-from ridgeline.cli.parser import group
+from ridgeline.cli.arguments.options import add_flags
+from ridgeline.cli.arguments.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.cli.train import flagged_config
 from ridgeline.cli.tune.unused import SAVING, WATCHING, refuse_unused

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.parser import Parser, group
+from ridgeline.cli.arguments.parser import Parser, group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data.loading.corpora import is_corpus
 from ridgeline.data.loading.mixture import MixedCorpus, Mixture, save_mixture, weight_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from importlib.util import find_spec
 
-from ridgeline.cli.options import add_flags, from_flags
-from ridgeline.cli.parser import group
+from ridgeline.cli.arguments.options import add_flags, from_flags
+from ridgeline.cli.arguments.parser import group
 from ridgeline.configs.named import named_recipe
 from ridgeline.data.corpus.recipe import CorpusRecipe
 from ridgeline.data.corpus.resources import WORKER_BYTES, num_workers

@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
+from ridgeline.cli.arguments.parser import group
 from ridgeline.cli.data.order import add_order, check_packages, recipe_of, workers_of
-from ridgeline.cli.parser import group
 from ridgeline.cli.tables.corpus import plan_table, stages_table
 from ridgeline.cli.terminal import Terminal
 

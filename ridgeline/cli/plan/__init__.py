@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
-from ridgeline.cli.options import MODEL_HELP
-from ridgeline.cli.parser import Parser, group
+from ridgeline.cli.arguments.options import MODEL_HELP
+from ridgeline.cli.arguments.parser import Parser, group
 from ridgeline.cli.plan import calibrate, serve, train, validate, verify
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import UsageError

@@ -10,8 +10,13 @@ from typing import Any, get_args
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.options import add_latency_bounds, add_some_flags, add_workload, from_flags
-from ridgeline.cli.parser import group
+from ridgeline.cli.arguments.options import (
+    add_latency_bounds,
+    add_some_flags,
+    add_workload,
+    from_flags,
+)
+from ridgeline.cli.arguments.parser import group
 from ridgeline.cli.plan.train import model_of
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data.traces import load_workload
@@ -20,9 +25,9 @@ from ridgeline.errors import UsageError
 from ridgeline.hardware.units import human_bytes
 from ridgeline.planning.clusters.cluster import Cluster
 from ridgeline.planning.serving.answer import answer, command, write_plans, write_whole
-from ridgeline.planning.serving.fleet import Policy
+from ridgeline.planning.serving.fleets.fleet import Policy
+from ridgeline.planning.serving.fleets.served import GOOD, ServiceLevel
 from ridgeline.planning.serving.search import MOST_REQUESTS, ServingAnswer, search
-from ridgeline.planning.serving.served import GOOD, ServiceLevel
 from ridgeline.planning.serving.variants import (
     AutoscaleWish,
     FleetVariant,

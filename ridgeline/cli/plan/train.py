@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.parser import group
+from ridgeline.cli.arguments.parser import group
 from ridgeline.cli.plan.models import model_of as model_of
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import OutOfMemoryError, UsageError

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ridgeline.cli.parser import Parser, example
+from ridgeline.cli.arguments.parser import Parser, example
 from ridgeline.cli.terminal import Terminal
 from ridgeline.cli.tune import lr as tune_lr
 from ridgeline.cli.tune import scale as tune_scale

@@ -11,8 +11,8 @@ from typing import Any, get_args
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.options import add_flags, add_model
-from ridgeline.cli.parser import group
+from ridgeline.cli.arguments.options import add_flags, add_model
+from ridgeline.cli.arguments.parser import group
 from ridgeline.cli.terminal import Terminal
 from ridgeline.cli.train import flagged_config
 from ridgeline.configs import training as own_runs

@@ -9,10 +9,10 @@ from typing import Any
 
 from rich.console import Console
 
+from ridgeline.cli.arguments.options import add_model, add_workload, from_flags
+from ridgeline.cli.arguments.parser import group
+from ridgeline.cli.arguments.tasks import check_task_flags
 from ridgeline.cli.optimize import add_quality_arguments, asked_measured
-from ridgeline.cli.options import add_model, add_workload, from_flags
-from ridgeline.cli.parser import group
-from ridgeline.cli.tasks import check_task_flags
 from ridgeline.cli.terminal import Terminal
 from ridgeline.cli.tune.search import add_search_arguments, news_of, render_trials
 from ridgeline.errors import INTERRUPTED_EXIT_CODE, UsageError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection
 
-from ridgeline.cli.options import given_flags
+from ridgeline.cli.arguments.options import given_flags
 from ridgeline.errors import UsageError
 from ridgeline.training.config import TrainConfig
 

@@ -27,15 +27,20 @@ from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, chained
 from ridgeline.ladder.outcome import PairedLosses, RungOutcome, RungStatus, Speedup
 from ridgeline.ladder.reporting.words import slower_words
 from ridgeline.ladder.searching.budget import Budget
-from ridgeline.ladder.training.bench import TrainBench
-from ridgeline.ladder.training.comparing import ComparedSteps, Comparing
 from ridgeline.ladder.training.forms import TrainForm
 from ridgeline.ladder.training.losses import LEAST_STEPS, NUM_SEEDS, USUAL_STEPS, paired_losses
-from ridgeline.ladder.training.news import TrainNews
 from ridgeline.ladder.training.order import TrainClimbJob
 from ridgeline.ladder.training.predicted import predicted_gain
 from ridgeline.ladder.training.rungs import RUNGS, TrainOffer, TrainRung, combinations
-from ridgeline.ladder.training.words import changed_fields, changes_words, in_words, one_line
+from ridgeline.ladder.training.telling.news import TrainNews
+from ridgeline.ladder.training.telling.words import (
+    changed_fields,
+    changes_words,
+    in_words,
+    one_line,
+)
+from ridgeline.ladder.training.timing.bench import TrainBench
+from ridgeline.ladder.training.timing.comparing import ComparedSteps, Comparing
 from ridgeline.profiling.predicting.prediction import Area, Prediction
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.stepping.precision import PRECISIONS

@@ -16,7 +16,7 @@ from ridgeline.ladder.training.climb import FAILURES, TrainClimber
 from ridgeline.ladder.training.forms import TrainForm
 from ridgeline.ladder.training.predicted import predicted_gain
 from ridgeline.ladder.training.rungs import LEVEL_WORDS, computes_in_bf16, with_micro
-from ridgeline.ladder.training.words import changed_fields, in_words, one_line
+from ridgeline.ladder.training.telling.words import changed_fields, in_words, one_line
 from ridgeline.profiling.predicting.prediction import Area
 from ridgeline.training.config import TrainConfig
 

@@ -17,15 +17,15 @@ from ridgeline.ladder.reporting.folder import Folder
 from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.reporting.words import quiet_rungs
 from ridgeline.ladder.searching.budget import Budget
-from ridgeline.ladder.training.bench import LocalBench, TrainBench
 from ridgeline.ladder.training.climb import STOPPED, TrainClimber
 from ridgeline.ladder.training.explaining import explained, ladder_to, measured_plain
-from ridgeline.ladder.training.news import TrainNews
 from ridgeline.ladder.training.order import TrainClimbJob, TrainClimbOrder, prepared
 from ridgeline.ladder.training.predicted import accuracy_area
-from ridgeline.ladder.training.processes import ProcessBench
 from ridgeline.ladder.training.rungs import with_micro
-from ridgeline.ladder.training.writing import climb_of, write_folder
+from ridgeline.ladder.training.telling.news import TrainNews
+from ridgeline.ladder.training.telling.writing import climb_of, write_folder
+from ridgeline.ladder.training.timing.bench import LocalBench, TrainBench
+from ridgeline.ladder.training.timing.processes import ProcessBench
 from ridgeline.profiling.predicting.accuracy import PredictionOutcome, remember
 from ridgeline.progress import Progress
 from ridgeline.training.config import TrainConfig

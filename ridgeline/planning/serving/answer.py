@@ -17,10 +17,10 @@ from typing import Any
 from ridgeline.data.workload import Workload
 from ridgeline.formats.files import atomic_write
 from ridgeline.planning.clusters.cluster import Cluster
+from ridgeline.planning.serving.fleets.served import ServiceLevel
 from ridgeline.planning.serving.options import ServingOption
 from ridgeline.planning.serving.page import write_serving_page
 from ridgeline.planning.serving.search import LoadPoint, ServingAnswer
-from ridgeline.planning.serving.served import ServiceLevel
 from ridgeline.planning.serving.tunings import Sureness, sureness
 from ridgeline.recipe import VERSION as RECIPE_VERSION
 

@@ -20,7 +20,7 @@ from ridgeline.engine.loading.supported import check_supported
 from ridgeline.errors import OutOfMemoryError, UnsupportedError, UsageError
 from ridgeline.models import ModelConfig
 from ridgeline.planning.clusters.cluster import Cluster, GpuPool
-from ridgeline.planning.serving.served import ServiceLevel
+from ridgeline.planning.serving.fleets.served import ServiceLevel
 from ridgeline.planning.serving.setup import EngineSetup, engine_setup, for_workload
 from ridgeline.planning.serving.step_times import PredictedTimes
 from ridgeline.planning.serving.sustained import sustained

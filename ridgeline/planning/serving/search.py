@@ -15,9 +15,9 @@ from ridgeline.data.workload import Workload
 from ridgeline.errors import OutOfMemoryError, UsageError
 from ridgeline.models import ModelConfig
 from ridgeline.planning.clusters.cluster import Cluster
-from ridgeline.planning.serving.fleet import Fleet, Policy
+from ridgeline.planning.serving.fleets.fleet import Fleet, Policy
+from ridgeline.planning.serving.fleets.served import RunReport, ServiceLevel, is_carried
 from ridgeline.planning.serving.options import Rejection, ServingOption, Ways
-from ridgeline.planning.serving.served import RunReport, ServiceLevel, is_carried
 from ridgeline.progress import Progress, WholeRun
 from ridgeline.recipe import Recipe, dotted_values
 

@@ -13,7 +13,7 @@ from ridgeline.data.traces import load_workload
 from ridgeline.data.workload import Workload
 from ridgeline.models.shapes import describe_shape
 from ridgeline.planning.clusters.parsing import parse_cluster
-from ridgeline.planning.serving.fleet import Fleet
+from ridgeline.planning.serving.fleets.fleet import Fleet
 from ridgeline.planning.serving.setup import EngineSetup, engine_setup
 from ridgeline.planning.serving.sustained import sustained
 from ridgeline.planning.serving.tunings import tuning_for

@@ -15,11 +15,11 @@ from typing import Any
 from ridgeline.data.workload import Workload
 from ridgeline.errors import UsageError
 from ridgeline.planning.clusters.cluster import GpuPool
-from ridgeline.planning.serving.disaggregated import KvLink, SplitFleet, link_between
-from ridgeline.planning.serving.fleet import Fleet, Policy
+from ridgeline.planning.serving.fleets.disaggregated import KvLink, SplitFleet, link_between
+from ridgeline.planning.serving.fleets.fleet import Fleet, Policy
+from ridgeline.planning.serving.fleets.scaling import Scaling, usual_start_s
+from ridgeline.planning.serving.fleets.served import RunReport, ServiceLevel, is_carried
 from ridgeline.planning.serving.options import ServingOption
-from ridgeline.planning.serving.scaling import Scaling, usual_start_s
-from ridgeline.planning.serving.served import RunReport, ServiceLevel, is_carried
 
 TARGETS = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)  # requests a replica, where none is given
 MOST_SPLITS = 7  # that are tried, of all

@@ -23,8 +23,8 @@ from ridgeline.models import ModelConfig
 from ridgeline.models.cost import num_expert_parameters
 from ridgeline.planning.clusters.cluster import GpuPool
 from ridgeline.planning.clusters.parsing import gpu_named, parse_cluster
-from ridgeline.planning.serving.fleet import Fleet
-from ridgeline.planning.serving.served import RunReport
+from ridgeline.planning.serving.fleets.fleet import Fleet
+from ridgeline.planning.serving.fleets.served import RunReport
 from ridgeline.planning.serving.setup import engine_setup, grouped, usual_free_bytes
 from ridgeline.planning.serving.step_times import PredictedTimes, Tuning
 from ridgeline.planning.serving.sustained import sustained, with_rate

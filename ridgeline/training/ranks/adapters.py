@@ -26,10 +26,10 @@ from ridgeline.training.methods.adapters import (
     learned_adapters,
 )
 from ridgeline.training.methods.options import LoraOptions
-from ridgeline.training.ranks.fully_sharded import shard_block, shard_root, weights_mesh
-from ridgeline.training.ranks.local_model import allocate, allocate_root, fill_from
 from ridgeline.training.ranks.rank_trainer import MeshTrainer, WholeTensors
-from ridgeline.training.ranks.sums import sum_over
+from ridgeline.training.ranks.weights.fully_sharded import shard_block, shard_root, weights_mesh
+from ridgeline.training.ranks.weights.local_model import allocate, allocate_root, fill_from
+from ridgeline.training.ranks.weights.sums import sum_over
 from ridgeline.training.stepping.gradients import local_tensor, norm_of
 
 BASE = ".base."  # in the name of a parameter that an adapter stands beside

@@ -26,9 +26,9 @@ from ridgeline.parallel.mesh import Mesh, join_mesh, leave_mesh
 from ridgeline.parallel.recording import Collective, CollectiveRecorder
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.ranks.context import context_cut
-from ridgeline.training.ranks.fully_sharded import needs_sharding, weights_mesh
+from ridgeline.training.ranks.pipelines.stage_passes import StagePasses, sent_between_stages
 from ridgeline.training.ranks.rank_trainer import rank_trainer
-from ridgeline.training.ranks.stage_passes import StagePasses, sent_between_stages
+from ridgeline.training.ranks.weights.fully_sharded import needs_sharding, weights_mesh
 from ridgeline.training.stepping.experts import DropCounts, ExpertCut
 from ridgeline.training.stepping.ops import PLAIN
 from ridgeline.training.stepping.step import StepMode

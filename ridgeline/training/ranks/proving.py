@@ -35,8 +35,8 @@ from ridgeline.parallel.mesh import Mesh
 from ridgeline.training.config import OptimizerOptions, TrainConfig
 from ridgeline.training.naive import naive_gradients, naive_loss_and_gradients
 from ridgeline.training.ranks.crew import Crew
-from ridgeline.training.ranks.local_model import read_region
 from ridgeline.training.ranks.rank_trainer import rank_trainer, whole_tensors
+from ridgeline.training.ranks.weights.local_model import read_region
 from ridgeline.training.stepping.gradients import norm_pieces
 from ridgeline.version import __version__
 

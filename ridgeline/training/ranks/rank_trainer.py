@@ -25,10 +25,10 @@ from ridgeline.training.methods.rounded import (
     found_roundings,
     gathered_roundings,
 )
-from ridgeline.training.ranks.copies import CopySums
-from ridgeline.training.ranks.fully_sharded import needs_sharding
-from ridgeline.training.ranks.local_model import LocalModel, fill_from, local_model
-from ridgeline.training.ranks.sums import RankSharing
+from ridgeline.training.ranks.weights.copies import CopySums
+from ridgeline.training.ranks.weights.fully_sharded import needs_sharding
+from ridgeline.training.ranks.weights.local_model import LocalModel, fill_from, local_model
+from ridgeline.training.ranks.weights.sums import RankSharing
 from ridgeline.training.stepping.cut import MatrixCut
 from ridgeline.training.stepping.experts import DropCounts, ExpertCut
 from ridgeline.training.stepping.ops import TrainingOps
@@ -38,7 +38,7 @@ from ridgeline.training.stepping.step import Trainer
 WholeTensors = Iterable[tuple[str, Index, Tensor]]
 
 if TYPE_CHECKING:  # torch's pipelines take seconds to import
-    from ridgeline.training.ranks.pipeline import Pipeline
+    from ridgeline.training.ranks.pipelines.pipeline import Pipeline
 
 
 class MeshTrainer(Trainer):
@@ -117,7 +117,7 @@ def rank_trainer(
     trainer.copies = copies
     trainer.mesh, trainer.local, trainer.whole = mesh, local, config
     if local.stages:
-        from ridgeline.training.ranks.pipeline import Pipeline
+        from ridgeline.training.ranks.pipelines.pipeline import Pipeline
 
         trainer.pipeline = Pipeline(local.stages, mesh)
     return trainer

@@ -49,8 +49,8 @@ from ridgeline.models.weights import checkpoint_tensors
 from ridgeline.parallel.layout import Layout
 from ridgeline.parallel.shards import whole_shapes
 from ridgeline.quantization.export import hf_config
-from ridgeline.training.ranks.local_model import fill_from
 from ridgeline.training.ranks.rank_trainer import RankTrainer
+from ridgeline.training.ranks.weights.local_model import fill_from
 from ridgeline.training.saving.adapter_files import AdapterExporter
 from ridgeline.training.saving.optimizer_files import OPTIMIZER_NAME, StoredOptimizer, stored_name
 from ridgeline.training.schedule import Counters

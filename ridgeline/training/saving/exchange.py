@@ -14,7 +14,7 @@ from torch import Tensor, distributed
 from ridgeline.parallel.agreeing import lost_ranks
 from ridgeline.parallel.holdings import Region
 from ridgeline.parallel.mesh import Axis
-from ridgeline.training.ranks.gathering import place
+from ridgeline.training.ranks.weights.gathering import place
 from ridgeline.training.saving.deal import DealtTensor, Round
 
 dist: Any = distributed

@@ -20,10 +20,10 @@ from ridgeline.data.workload import Workload
 from ridgeline.engine.scheduling.routing import Router, choose
 from ridgeline.engine.scheduling.state import Ask, Stats
 from ridgeline.errors import UsageError
-from ridgeline.planning.serving.asks import ask_of
-from ridgeline.planning.serving.replica import SimulatedReplica
-from ridgeline.planning.serving.scaling import Places, Scaling
-from ridgeline.planning.serving.served import RequestLog
+from ridgeline.planning.serving.fleets.asks import ask_of
+from ridgeline.planning.serving.fleets.replica import SimulatedReplica
+from ridgeline.planning.serving.fleets.scaling import Places, Scaling
+from ridgeline.planning.serving.fleets.served import RequestLog
 from ridgeline.planning.serving.setup import EngineSetup
 from ridgeline.planning.serving.step_times import seconds_of, ticks_of
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from ridgeline.cli.parser import group
+from ridgeline.cli.arguments.parser import group
 from ridgeline.data.text_files import read_text
 from ridgeline.data.workload import MIXES
 from ridgeline.errors import UsageError

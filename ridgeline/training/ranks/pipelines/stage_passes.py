@@ -18,8 +18,8 @@ from torch.distributed.fsdp import FSDPModule
 from ridgeline.data.loading.packing import PackedBatch
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.recording import Collective
-from ridgeline.training.ranks.pipeline import Pipeline, stream_tokens
-from ridgeline.training.ranks.stages import StageModel
+from ridgeline.training.ranks.pipelines.pipeline import Pipeline, stream_tokens
+from ridgeline.training.ranks.pipelines.stages import StageModel
 from ridgeline.training.stepping.forward import ForwardPlan
 from ridgeline.training.stepping.gradients import GradientSum
 

@@ -13,8 +13,8 @@ from statistics import median
 from ridgeline.ladder.measuring.rounds import MIN_ROUNDS, speedup_of
 from ridgeline.ladder.outcome import Speedup
 from ridgeline.ladder.searching.budget import Budget
-from ridgeline.ladder.training.bench import TrainBench
 from ridgeline.ladder.training.forms import StepNumbers, TrainForm
+from ridgeline.ladder.training.timing.bench import TrainBench
 
 LEAST_ROUNDS, MORE_ROUNDS = 3, 8  # to drop what is clearly slower; where five do not tell
 WORTH = 1.01  # times as fast: less is not worth a change, however sure

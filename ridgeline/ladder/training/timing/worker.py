@@ -1,7 +1,7 @@
 """The process in which forms of a training step are timed, for processes.py: one JSON object a line
 is asked and answered. It ends with its input.
 
-    python -m ridgeline.ladder.training.worker
+    python -m ridgeline.ladder.training.timing.worker
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import asdict
 from typing import Any
 
 from ridgeline.ladder.measuring.worker import run_worker
-from ridgeline.ladder.training.bench import LocalBench
 from ridgeline.ladder.training.forms import TrainForm
 from ridgeline.ladder.training.subject import open_subject
+from ridgeline.ladder.training.timing.bench import LocalBench
 from ridgeline.training.config_file import parse_config
 
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from ridgeline.engine.scheduling.counting import CountedStep, CountingScheduler
 from ridgeline.engine.scheduling.scheduler import MAX_STEPS_OUT, SchedulerConfig
 from ridgeline.engine.scheduling.state import Ask, Stats
-from ridgeline.planning.serving.served import RequestLog
+from ridgeline.planning.serving.fleets.served import RequestLog
 from ridgeline.planning.serving.step_times import PredictedTimes, SteadySteps, seconds_of
 
 MOST_ROUNDS = 1 << 20  # taken at once

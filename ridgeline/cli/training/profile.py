@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ridgeline.cli.options import add_some_flags, dest_of, from_flags, given_flags
-from ridgeline.cli.parser import group
-from ridgeline.cli.starting import RanksError, RankStart, start_ranks
+from ridgeline.cli.arguments.options import add_some_flags, dest_of, from_flags, given_flags
+from ridgeline.cli.arguments.parser import group
 from ridgeline.cli.terminal import Terminal
+from ridgeline.cli.training.starting import RanksError, RankStart, start_ranks
 from ridgeline.errors import UsageError
 from ridgeline.formats.fields import dotted_fields, flag_of
 from ridgeline.hardware import Hardware, detect, load_cached

@@ -25,8 +25,13 @@ from ridgeline.data.loading.packing import PackedBatch
 from ridgeline.hardware.detection import available_memory
 from ridgeline.ladder.measuring.time_ledger import TimeLedger
 from ridgeline.ladder.training.forms import StepNumbers, TrainForm
-from ridgeline.ladder.training.runners import StepRunner, TrainerRunner, open_runner, weights_key
 from ridgeline.ladder.training.subject import TrainSubject
+from ridgeline.ladder.training.timing.runners import (
+    StepRunner,
+    TrainerRunner,
+    open_runner,
+    weights_key,
+)
 from ridgeline.training.choices import with_usual
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.memory.plan import itemise

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ridgeline.cli.options import add_some_flags, dest_of, from_flags
-from ridgeline.cli.parser import group
+from ridgeline.cli.arguments.options import add_some_flags, dest_of, from_flags
+from ridgeline.cli.arguments.parser import group
 from ridgeline.configs.named import is_named_run, named_run
 from ridgeline.errors import UsageError
 from ridgeline.ladder.searching.budget import parse_duration

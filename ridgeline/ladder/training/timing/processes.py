@@ -15,7 +15,7 @@ from ridgeline.ladder.training.forms import StepNumbers, TrainForm
 from ridgeline.training.config import TrainConfig
 from ridgeline.training.config_file import VERSION
 
-COMMAND = (sys.executable, "-m", "ridgeline.ladder.training.worker")
+COMMAND = (sys.executable, "-m", "ridgeline.ladder.training.timing.worker")
 LIMIT_S = 1800.0  # of one answer: a model is loaded in it, kernels are compiled
 
 

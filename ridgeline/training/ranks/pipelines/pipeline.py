@@ -38,7 +38,7 @@ from ridgeline.data.loading.packing import IGNORED, PADDING_ID, PackedBatch
 from ridgeline.parallel.bubbles import check_micro_batches
 from ridgeline.parallel.exposed import CollectiveClock
 from ridgeline.parallel.mesh import Mesh
-from ridgeline.training.ranks.stages import StageModel
+from ridgeline.training.ranks.pipelines.stages import StageModel
 from ridgeline.training.stepping.context import CutBatch
 from ridgeline.training.stepping.forward import ForwardPlan
 from ridgeline.training.stepping.gradient_products import DeferredGradients

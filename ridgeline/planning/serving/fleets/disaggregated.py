@@ -23,9 +23,9 @@ from ridgeline.engine.scheduling.routing import choose
 from ridgeline.engine.scheduling.state import Ask
 from ridgeline.errors import UsageError
 from ridgeline.planning.clusters.cluster import GpuPool
-from ridgeline.planning.serving.asks import ask_of
-from ridgeline.planning.serving.fleet import Fleet, Policy, replica_of
-from ridgeline.planning.serving.served import RequestLog
+from ridgeline.planning.serving.fleets.asks import ask_of
+from ridgeline.planning.serving.fleets.fleet import Fleet, Policy, replica_of
+from ridgeline.planning.serving.fleets.served import RequestLog
 from ridgeline.planning.serving.setup import EngineSetup
 from ridgeline.planning.serving.step_times import seconds_of, ticks_of
 

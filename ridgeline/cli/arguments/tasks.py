@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ridgeline.cli.parser import group
+from ridgeline.cli.arguments.parser import group
 from ridgeline.errors import UsageError
 from ridgeline.quality.tasks import TASKS, TaskOptions, check_task
 

@@ -21,14 +21,14 @@ from ridgeline.parallel.degrees import check_experts, rank_config
 from ridgeline.parallel.holdings import Holdings, Part, Region
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.shards import whole_shapes
-from ridgeline.training.ranks.fully_sharded import (
+from ridgeline.training.ranks.pipelines.stages import StageModel, stage_models
+from ridgeline.training.ranks.weights.fully_sharded import (
     needs_sharding,
     shard_block,
     shard_root,
     shard_stage,
     weights_mesh,
 )
-from ridgeline.training.ranks.stages import StageModel, stage_models
 from ridgeline.training.stepping.gradients import local_tensor
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Flags from the fields of dataclasses, and the parser that shows them."""

@@ -1,0 +1,1 @@
+"""What the verbs have for training: its ranks and jobs, and `--train` of profile and optimize."""

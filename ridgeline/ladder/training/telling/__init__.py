@@ -1,0 +1,1 @@
+"""What a climb of training says while it runs, and what it leaves."""

@@ -1,0 +1,1 @@
+"""Stages of a model, and the passes of a step over them."""

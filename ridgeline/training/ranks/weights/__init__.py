@@ -1,0 +1,1 @@
+"""What a rank holds of weights and gradients, and how the parts become whole."""

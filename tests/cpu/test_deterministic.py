@@ -116,6 +116,7 @@ def assert_same_on_ranks(
     assert_same(found, expected)
 
 
+@pytest.mark.slow
 def test_a_sum_over_ranks_in_any_order_has_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test above would see if ranks summed as they come."""
     monkeypatch.setattr(ThreadLink, "all_reduce", in_a_ring)

@@ -51,6 +51,7 @@ def tiny(**changes: object) -> ModelConfig:
     return describe_hf(TINY | {"vocab_size": 4096} | changes, origin="tiny").config
 
 
+@pytest.mark.slow
 def test_weights_are_gathered_twice_and_gradients_shared_out_once() -> None:
     model = tiny()
     step = step_of(model, "shard=512")

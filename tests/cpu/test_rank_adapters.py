@@ -113,6 +113,7 @@ def test_steps_are_those_of_one_device(layout: str, model: Path) -> None:
         assert each.base_elements == expected.base_elements // ranks.shard
 
 
+@pytest.mark.slow
 def test_a_sum_that_is_left_out_is_seen(model: Path) -> None:
     expected = learn(alone(), model)
     for each in run_ranks(Layout(shard=2), learn, model, "no sum"):

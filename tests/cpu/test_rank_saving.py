@@ -98,6 +98,7 @@ def same_tensors(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
         assert torch.equal(ours[name], tensor), name
 
 
+@pytest.mark.slow
 def test_from_each_layout_to_each(tmp_path: Path) -> None:
     """The vocabulary, 131, cannot be shared evenly; the head is the embedding."""
     check_pairs(["shard=2", "tensor=2"], TINY, tmp_path)

@@ -44,6 +44,10 @@ def killed(tmp_path: Path, every: int) -> None:
         assert corpus_hashes(other) == whole, other.name
 
 
+def test_a_build_that_was_killed_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    killed(tmp_path, every=53)
+
+
 @pytest.mark.slow
 def test_at_every_write(tmp_path: Path) -> None:
     killed(tmp_path, every=1)

@@ -9,7 +9,7 @@
 #   make package                   wheel and sdist, checked; the demo from the wheel, in a new environment
 #   make soak                      64 clients on a server, three quiet minutes and ten hostile ones
 #   make corpus-speed TEXT=folder  the data chain, its kernels and its peers on real text, two quiet cores
-#   make gpu-test, gpu-bench, gpu-training, gpu-training-large, gpu-training-gate, gpu-training-kernels, gpu-minhash, gpu-compare, gpu-climb, gpu-cells, gpu-modules  on a machine with a GPU, under the Python that is active there
+#   make gpu-test, gpu-bench, gpu-training, gpu-training-large, gpu-training-memory, gpu-training-waits, gpu-training-gate, gpu-training-kernels, gpu-minhash, gpu-compare, gpu-climb, gpu-cells, gpu-modules  on a machine with a GPU, under the Python that is active there
 
 BASE_PYTHON ?= python3
 VENV := .venv
@@ -34,7 +34,7 @@ PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(RUN) -m pytest -p hypothesispytest 
 SOAK := PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m soak
 PARALLEL := -p xdist -n 2 --dist loadfile --durations 20 --ignore tests/cpu/test_compile.py tests/cpu
 
-.PHONY: help env demo test test-all checked smoke lint compiled browser soak corpus-speed gpu-test gpu-bench gpu-training gpu-training-large gpu-training-gate gpu-training-kernels gpu-minhash gpu-compare gpu-climb gpu-cells gpu-modules package clean
+.PHONY: help env demo test test-all checked smoke lint compiled browser soak corpus-speed gpu-test gpu-bench gpu-training gpu-training-large gpu-training-memory gpu-training-waits gpu-training-gate gpu-training-kernels gpu-minhash gpu-compare gpu-climb gpu-cells gpu-modules package clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -134,6 +134,16 @@ gpu-training:
 # All weights and adapters of an 8B shape, and the 1B shape under a layout of one rank.
 gpu-training-large:
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(ACTIVE) -m training_speed_large
+
+# What steps of four shapes hold beside what was planned, with each recomputation.
+gpu-training-memory:
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(ACTIVE) -m training_memory --save results
+
+# How long the device is idle between the steps of a run over text, and what saving costs: TEXT=folder
+TOKENIZER ?= demo
+gpu-training-waits:
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(ACTIVE) -m training_waits --data $(TEXT) \
+	  --tokenizer $(TOKENIZER) --flags "--save-every 40 --keep 1"
 
 # 2,000 steps of a 31 M shape from nothing in each precision, three seeds, all at once: TEXT=folder
 TEXT ?= text

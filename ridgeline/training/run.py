@@ -189,7 +189,7 @@ class TrainLoop:
             self._losses = {row["step"]: row["held_out_loss"] for row in rows if LOSS in row}
             before = self._losses.get(0) if self.counters.steps else self._measure(log)
             self._steps(loader, log, stop)
-            self._collect(log, wait=True)
+            self._collect(log, wait=True, at_end=True)
             stall_s, seconds = self._saver.stall_s, time.perf_counter() - began
             self._is_ended = not self._is_stopped
             after = self._measure(log) if self._is_ended else None
@@ -390,7 +390,7 @@ class TrainLoop:
         if not self._crew.smallest(path.exists()):
             self._pulse.doing("writing the last checkpoint")
             self._saver.begin(self._state())
-            self._note_written(log, self._saver.wait())
+            self._note_written(log, self._saver.wait(at_end=True))
         return path
 
     def _save_between(self, log: MetricsLog) -> None:
@@ -401,10 +401,10 @@ class TrainLoop:
         if self._saver.waits and self._num_saves == 1:
             self._warn("the host has no memory for a copy of the state: steps wait while it saves")
 
-    def _collect(self, log: MetricsLog, *, wait: bool = False) -> None:
+    def _collect(self, log: MetricsLog, *, wait: bool = False, at_end: bool = False) -> None:
         """Look after the checkpoint that is being written; a full disk may be told to wait."""
         try:
-            written = self._saver.wait() if wait else self._saver.finished()
+            written = self._saver.wait(at_end=at_end) if wait else self._saver.finished()
         except OutputError as error:
             if self.config.checkpoints.on_failure == "stop":
                 raise

@@ -16,6 +16,7 @@ from ridgeline.data import Tokenizer
 from ridgeline.engine.loading.saved import tokenizer_of
 from ridgeline.errors import UnsupportedError, UsageError
 from ridgeline.formats.dtypes import dtype_name
+from ridgeline.hardware.allocator import grow_blocks
 from ridgeline.models import Transformer, build_model
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.config import ModelConfig
@@ -103,6 +104,7 @@ class StartingModel:
         mesh: Mesh | None = None,
     ) -> Trainer:
         """With the weights of a checkpoint of the run, where there is one."""
+        grow_blocks(device)
         if config.lora.rank is not None:
             return self._adapter_trainer(config, device, checkpoint, progress, mesh)
         weights = self if checkpoint is None else replace(self, path=checkpoint)

@@ -8,7 +8,9 @@ found and named is asserted always.
 import fcntl
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
@@ -16,6 +18,8 @@ import pytest
 import torch
 
 from ridgeline.kernels.extension import build, find_nvcc, sources
+
+LARGE_AT_ONCE = 2  # tests with tensors beyond 2**31 elements, of up to 42 GiB each
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,11 +41,14 @@ def _free_memory() -> Iterator[None]:
         torch.cuda.empty_cache()
 
 
+def _lock_path(name: str) -> Path:
+    return Path(tempfile.gettempdir()) / f"ridgeline-gpu-tests-{os.getuid()}-{name}.lock"
+
+
 @pytest.fixture(scope="session")
 def _lock() -> Iterator[IO[bytes]]:
     """Held together by all processes that run these tests, from their first test to their last."""
-    path = Path(tempfile.gettempdir()) / f"ridgeline-gpu-tests-{os.getuid()}.lock"
-    with open(path, "ab") as file:
+    with open(_lock_path("all"), "ab") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         yield file
 
@@ -49,6 +56,33 @@ def _lock() -> Iterator[IO[bytes]]:
 @pytest.fixture(autouse=True)
 def _present(_lock: IO[bytes]) -> None:
     """Others see that somebody is here."""
+
+
+@pytest.fixture
+def one_of_few() -> Iterator[Callable[[], None]]:
+    """Called by a test with tensors of many gigabytes: so many of them run at once as fit on a GPU
+    together.
+    """
+    with ExitStack() as held:
+
+        def wait() -> None:
+            places = [
+                held.enter_context(open(_lock_path(f"large-{number}"), "ab"))
+                for number in range(LARGE_AT_ONCE)
+            ]
+            while not any(_is_taken(place) for place in places):
+                time.sleep(0.02)
+
+        yield wait
+
+
+def _is_taken(place: IO[bytes]) -> bool:
+    """By this process, just now."""
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _is_alone(lock: IO[bytes]) -> bool:

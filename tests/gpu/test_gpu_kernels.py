@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from kernel_checks import check_forward, check_gradients
@@ -24,9 +26,11 @@ WITH_GRADIENTS = [
 
 
 @pytest.mark.parametrize(("op", "case"), EACH)
-def test_forward(op: Op, case: Case) -> None:
+def test_forward(op: Op, case: Case, one_of_few: Callable[[], None]) -> None:
     if not op.supports(target_of(torch.empty(0, device=CUDA)), case):
         pytest.skip("not supported on this GPU")
+    if case not in op.small_cases:
+        one_of_few()
     check_forward(op, case, CUDA)
 
 
@@ -39,9 +43,11 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize(("op", "name", "case"), VARIANTS)
-def test_variant(op: Op, name: str, case: Case) -> None:
+def test_variant(op: Op, name: str, case: Case, one_of_few: Callable[[], None]) -> None:
     if not op.supports(target_of(torch.empty(0, device=CUDA)), case):
         pytest.skip("not supported on this GPU")
+    if case not in op.small_cases:
+        one_of_few()
     try:
         check_forward(op, case, CUDA, op.variants[name])
     except UnsupportedError as error:
@@ -49,5 +55,7 @@ def test_variant(op: Op, name: str, case: Case) -> None:
 
 
 @pytest.mark.parametrize(("op", "case"), WITH_GRADIENTS)
-def test_gradients(op: Op, case: Case) -> None:
+def test_gradients(op: Op, case: Case, one_of_few: Callable[[], None]) -> None:
+    if case not in op.small_cases:
+        one_of_few()
     check_gradients(op, case, CUDA)

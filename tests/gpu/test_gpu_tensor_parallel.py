@@ -13,7 +13,7 @@ from engines import assert_idle, engine_for, naive_outputs, prompts_of, tiny
 from thread_ranks import ThreadedEngine
 from torch import distributed
 
-from ridgeline.engine import Engine, Sampling
+from ridgeline.engine import Engine, Output, Sampling
 from ridgeline.engine.execution.tensor_runner import AgreedGraphs, TensorRunner
 from ridgeline.engine.loading.loading import load_from
 from ridgeline.engine.local import ranks
@@ -46,7 +46,6 @@ def test_two_threads_share_a_model_on_one_gpu(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "parallel", "changes"),
     [
-        ("llama-tied", Parallel(tensor=2), {"scheme": "int8", "head": "int8"}),
         ("llama-tied", Parallel(tensor=2), {"deterministic": True}),
         ("mixtral-sliding", Parallel(tensor=2), {"speculation": Speculation("prompt-lookup")}),
         ("qwen3-moe-mixed", Parallel(tensor=2, expert=2), {}),
@@ -65,6 +64,27 @@ def test_threads_do_together_what_one_gpu_does(
         outputs = threads.engine.generate(prompts, GREEDY)
         assert_idle(threads.engine)
     assert [output.tokens for output in outputs] == [output.tokens for output in expected]
+
+
+def test_threads_share_codes_on_one_gpu() -> None:
+    """A GPU multiplies codes in 16 bits, where sums by halves round otherwise: probabilities are
+    compared, not tokens.
+    """
+    model, prompts = tiny("llama-tied", "bf16", "cuda"), prompts_of(LENGTHS)
+    codes: dict[str, Any] = {"scheme": "int8", "head": "int8"}
+    seen = Sampling(max_tokens=1, prompt_logprobs=0)
+    expected = engine_for(model, graphs=False, **codes).generate(prompts, seen)
+    with ThreadedEngine(model, parallel=Parallel(tensor=2), graphs=False, **codes) as threads:
+        outputs = threads.engine.generate(prompts, seen)
+        assert_idle(threads.engine)
+    for shared, alone in zip(outputs, expected, strict=True):
+        own, other = logprobs_of_prompt(shared), logprobs_of_prompt(alone)
+        assert len(own) == shared.num_prompt_tokens - 1
+        assert own == pytest.approx(other, abs=0.1)
+
+
+def logprobs_of_prompt(output: Output) -> list[float]:
+    return [each.logprob for each in output.prompt_logprobs or () if each is not None]
 
 
 def engine_of_one(model: Transformer, **changes: Any) -> Engine:

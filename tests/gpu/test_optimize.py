@@ -14,6 +14,7 @@ import torch
 from ridgeline.cli import main
 from ridgeline.engine import Engine, Sampling
 from ridgeline.errors import CHECK_FAILED_EXIT_CODE
+from ridgeline.ladder.reporting.folder import CHECK
 from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.searching.search import GUESS
 from ridgeline.models.shapes import random_model
@@ -48,6 +49,8 @@ def test_a_climb_on_a_small_shape(
     if alone():  # else nothing may be faster beyond noise
         assert climb.total is not None, climb.headline
         assert climb.total.value >= 1.0, climb.headline
+    if not alone() and not (out / CHECK).exists():
+        return  # so slow that there was no time to compare the whole
     status = main(["optimize", "--check", str(out), "--json"])
     assert status in ((0,) if alone() else (0, CHECK_FAILED_EXIT_CODE))
 

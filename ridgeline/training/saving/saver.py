@@ -251,8 +251,8 @@ class CheckpointSaver:
             return None
         return self.wait()
 
-    def wait(self) -> WrittenCheckpoint | None:
-        """For what is being written, if anything is."""
+    def wait(self, *, at_end: bool = False) -> WrittenCheckpoint | None:
+        """For what is being written, if anything is. At a run's end no step waits for it."""
         if self._writing is None:
             return None
         start = time.perf_counter()
@@ -260,7 +260,8 @@ class CheckpointSaver:
             written = self._writing.result()
         finally:
             self._writing = None
-            self._stall_s += time.perf_counter() - start
+            if not at_end:
+                self._stall_s += time.perf_counter() - start
             if self._device_copy is not None:
                 self._stall_s += self._device_copy.stall_s()
             self.stall_s += self._stall_s

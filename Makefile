@@ -9,7 +9,7 @@
 #   make package                   wheel and sdist, checked; the demo from the wheel, in a new environment
 #   make soak                      64 clients on a server, three quiet minutes and ten hostile ones
 #   make corpus-speed TEXT=folder  the data chain, its kernels and its peers on real text, two quiet cores
-#   make gpu-test, gpu-bench, gpu-training, gpu-training-large, gpu-training-memory, gpu-training-waits, gpu-training-gate, gpu-training-kernels, gpu-minhash, gpu-compare, gpu-climb, gpu-cells, gpu-modules  on a machine with a GPU, under the Python that is active there
+#   make gpu-test, gpu-bench, gpu-training, gpu-training-large, gpu-training-memory, gpu-training-waits, gpu-training-gate, gpu-training-kernels, gpu-minhash, gpu-compare, gpu-climb, gpu-cells, gpu-modules, gpu-traces  on a machine with a GPU, under the Python that is active there
 
 BASE_PYTHON ?= python3
 VENV := .venv
@@ -34,7 +34,7 @@ PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(RUN) -m pytest -p hypothesispytest 
 SOAK := PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m soak
 PARALLEL := -p xdist -n 2 --dist loadfile --durations 20 --ignore tests/cpu/test_compile.py tests/cpu
 
-.PHONY: help env demo test test-all checked smoke lint compiled browser soak corpus-speed gpu-test gpu-bench gpu-training gpu-training-large gpu-training-memory gpu-training-waits gpu-training-gate gpu-training-kernels gpu-minhash gpu-compare gpu-climb gpu-cells gpu-modules package clean
+.PHONY: help env demo test test-all checked smoke lint compiled browser soak corpus-speed gpu-test gpu-bench gpu-training gpu-training-large gpu-training-memory gpu-training-waits gpu-training-gate gpu-training-kernels gpu-minhash gpu-compare gpu-climb gpu-cells gpu-modules gpu-traces package clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -190,6 +190,10 @@ gpu-climb:
 	    --quality off --budget 8m --out climb-$$goal --resume || exit 1; \
 	done
 	PYTHONPATH=$(CURDIR) $(ACTIVE) -m ridgeline report accuracy
+
+# Traffic over time on two shapes, for what `ridgeline plan --for serve` simulates: TRACE=trace.csv
+gpu-traces:
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(ACTIVE) -m serving_traces $(if $(TRACE),--trace $(TRACE)) --save results
 
 # Vision models under ridgeline.optimize beside torch.compile(mode="max-autotune"), in one run
 gpu-modules:

@@ -1,0 +1,125 @@
+"""Our own engine under traffic over time: what was measured (records `traces-…` of
+tests/serving_traces.py) beside the same requests simulated. Nothing is fitted to them.
+
+    for record in own_records(Path("results")):
+        for row in judge_own(record): print(row.words)
+
+A trace is one of drawn_traces.py, so that anybody can simulate it again, or a file by its name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ridgeline.data.traces import load_workload
+from ridgeline.data.workload import Workload
+from ridgeline.errors import UsageError
+from ridgeline.hardware.specs import find_spec
+from ridgeline.models.shapes import describe_shape
+from ridgeline.planning.clusters.parsing import parse_cluster
+from ridgeline.planning.serving.fleets.fleet import Fleet
+from ridgeline.planning.serving.fleets.served import RunReport
+from ridgeline.planning.serving.setup import engine_setup
+from ridgeline.planning.serving.sustained import sustained
+from ridgeline.planning.serving.tunings import tuning_for
+from ridgeline.planning.validating.drawn_traces import TRACES, drawn_trace
+from ridgeline.recipe import Recipe, edited_at_once
+from ridgeline.records import Record
+
+PREFIX = "traces-"
+# Of a point's values: what the simulation says of the same.
+FIGURES = ("TPOT", "mean TTFT", "TTFT p99", "tokens/s")
+
+
+@dataclass(frozen=True)
+class TracePoint:
+    """Requests of a drawn trace and their rate; or of a file, and how many times as fast."""
+
+    trace: str
+    num_requests: int
+    rate: float
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.trace} {self.num_requests} at {self.rate:g}"
+
+    def workload(self, file: Path | None = None) -> Workload:
+        if self.trace in TRACES:
+            return drawn_trace(self.trace, self.num_requests, self.rate, self.seed)
+        if file is None or file.name != self.trace:
+            raise UsageError(f"point {self.name} needs the file {self.trace}; give it")
+        return load_workload(file).first(self.num_requests).sped_up(self.rate)
+
+    def to_json(self, workload: Workload) -> dict[str, Any]:
+        """With sums, by which a changed generator or file is seen."""
+        return asdict(self) | {
+            "prompt_tokens": workload.num_prompt_tokens,
+            "output_tokens": workload.num_output_tokens,
+        }
+
+
+@dataclass(frozen=True)
+class OwnRow:
+    """One point: measured and simulated, in the order of `FIGURES`."""
+
+    subject: str
+    point: TracePoint
+    measured: tuple[float, ...]
+    predicted: tuple[float, ...]
+
+    @property
+    def errors(self) -> tuple[float, ...]:
+        return tuple(p / m - 1 for p, m in zip(self.predicted, self.measured, strict=True))
+
+    @property
+    def words(self) -> str:
+        each = zip(FIGURES, self.measured, self.predicted, self.errors, strict=True)
+        figures = ", ".join(f"{n} {m:.4g} as {p:.4g} ({e:+.1%})" for n, m, p, e in each)
+        return f"{self.subject}, {self.point.name}: {figures}"
+
+
+def own_records(folder: Path) -> list[Record]:
+    paths = sorted(folder.glob(f"{PREFIX}*.json"))
+    return [Record.from_json(json.loads(path.read_text())) for path in paths]
+
+
+def judge_own(record: Record, file: Path | None = None) -> Iterator[OwnRow]:
+    """Points of files that are not given are left out."""
+    subject, *points = map(json.loads, record.notes)
+    for about in points:
+        names = TracePoint.__dataclass_fields__
+        point = TracePoint(**{key: about[key] for key in names})
+        if point.trace not in TRACES and (file is None or file.name != point.trace):
+            continue
+        workload = point.workload(file)
+        if point.to_json(workload) != about:
+            raise UsageError(f"{record.name}, {point.name}: its trace is another now")
+        report = simulated(record, subject, workload)
+        yield OwnRow(
+            record.name.removeprefix(PREFIX), point, _measured(record, point), _figures(report)
+        )
+
+
+def simulated(record: Record, subject: Mapping[str, Any], workload: Workload) -> RunReport:
+    spec = find_spec(record.hardware["name"], record.hardware["num_units"])
+    gpu = "here" if spec is None else spec.name
+    pool = parse_cluster(gpu).pools[0]
+    recipe = edited_at_once(Recipe(), subject["recipe"])
+    config = describe_shape(subject["shape"]).config
+    setup = engine_setup(config, recipe, sustained(pool), tuning_for(gpu))
+    return Fleet([setup]).run(workload).report()
+
+
+def _measured(record: Record, point: TracePoint) -> tuple[float, ...]:
+    keys = ("per_output_token_p50", "first_token_mean", "first_token_p99", "output_tokens_per_s")
+    return tuple(record.values[f"{point.name}: {key}"].value for key in keys)
+
+
+def _figures(report: RunReport) -> tuple[float, ...]:
+    ttft = report.ttft
+    return report.tpot.p50, ttft.mean, ttft.p99, report.output_tokens_per_s

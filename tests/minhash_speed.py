@@ -37,9 +37,9 @@ PIECE_WORDS = 1 << 24  # written at once: a place of eight bytes for each byte o
 CHECKED_BYTES = 48 << 20  # of documents that a CPU goes through too
 CONFIGS = (
     DEFAULT,
-    *(replace(DEFAULT, bytes=size) for size in (128, 512)),
+    *(replace(DEFAULT, bytes=size) for size in (512, 2048)),
     *(replace(DEFAULT, unroll=unroll) for unroll in (4, 16)),
-    *(replace(DEFAULT, bytes=64 * 4 * warps, warps=warps) for warps in (2, 4)),
+    *(replace(DEFAULT, bytes=256 * warps, warps=warps) for warps in (1, 2, 8)),
 )
 
 

@@ -105,9 +105,12 @@ def _tensor_difference(answer: object, want: Tensor, tolerance: float) -> str | 
 def brief(value: object) -> str:
     if isinstance(value, Tensor):
         if value.numel() <= 8:
-            return f"tensor({value.tolist()})"
+            return f"tensor({brief(value.tolist())})"
         return f"<{'×'.join(map(str, value.shape))} {str(value.dtype).removeprefix('torch.')}>"
     if isinstance(value, float):
         return f"{value:.6g}"
+    if type(value) in (list, tuple) and value and len(str(value)) <= 4 * LONGEST:
+        parts = ", ".join(brief(each) for each in value)
+        return f"[{parts}]" if isinstance(value, list) else f"({parts})"
     text = repr(value)
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"

@@ -114,7 +114,7 @@ node = cache.match("tenant", tokens).node
 for at in range(0, len(tokens) - PAGE + 1, PAGE):  # the first request's full pages
     page = cache.take()
     assert page is not None
-    node = cache.insert(node, tokens[at : at + PAGE], page)
+    node = cache.insert(node, tokens[at : at + PAGE].tobytes(), page)
 match = cache.match("tenant", array("i", [*system, 6000, 6001]))
 second = len(match.pages) * PAGE
 here.figure("shared", second, "1", "tokens of the second request (1,002) that are already there")

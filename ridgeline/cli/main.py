@@ -62,6 +62,10 @@ VERB_GROUPS = {
         "quantize": "write a smaller checkpoint and measure its quality",
         "report": "show a finished optimize run again; how accurate predictions were",
     },
+    "learn": {
+        "learn": "the course: lessons that run on this machine, exercises with checks",
+        "explain": "a term of the field: what it means, its figure here, the lesson",
+    },
     "develop": {
         "kernels": "list, check, compile, build and tune the kernels",
     },

@@ -70,6 +70,8 @@ def arguments(verb: str, folder: Path) -> list[str]:
     return {
         "hardware": ["hardware", *device],
         "kernels": ["kernels", "list"],
+        "learn": ["learn"],
+        "explain": ["explain", "page", *device],
         "plan": ["plan", "tiny", "--gpus", "8xH100", "--sequence-length", "64", "--batch", "8"],
         "data": ["data", "build", *raw_text(folder), "--tokenizer", str(folder)],
         "eval": ["eval", str(folder), "--text", str(folder / "config.json"), *device],

@@ -47,6 +47,7 @@ LAYERS = [
     "ladder",
     "server",
     "configs",
+    "learn",
     "cli",
 ]
 

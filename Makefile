@@ -114,6 +114,23 @@ learn: $(NEEDS)
 learn-record:
 	PYTHONPATH=$(CURDIR) $(ACTIVE) -m ridgeline.learn.record --save results --ours
 
+# Into build/site, to be opened as files. Its packages are an extra of their own.
+DOCS_READY := $(VENV)/.docs-ready
+ifeq ($(origin PYTHON),command line)
+  DOCS_NEEDS :=
+else
+  DOCS_NEEDS := $(DOCS_READY)
+endif
+
+$(DOCS_READY): $(READY)
+	$(PIP_INSTALL) -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(NEEDS) $(DOCS_NEEDS)
+	$(RUN) docs/site/stage.py build/site-source
+	cd build && PYTHONPATH=$(CURDIR) NO_MKDOCS_2_WARNING=1 $(abspath $(PYTHON)) -m mkdocs build --strict --quiet -f mkdocs.yml
+	$(RUN) docs/site/links.py build/site
+
 soak: $(NEEDS)
 	$(SOAK) demo --seconds 600 --clients 64
 

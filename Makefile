@@ -6,6 +6,9 @@
 #   make demo PYTHON=python3       under a Python that already has torch with CUDA or ROCm, as it is
 #   make smoke                     the minute before a commit
 #   make browser                   a Chromium for the tests of the server's page, where apt has one
+#   make learn                     the course's pages, pictures and notebooks from its lessons
+#   make learn-record              runs the whole course and records our figures, under the Python that is active
+#   make docs                      the site, into build/site: docs, course, API reference, measured tables
 #   make package                   wheel and sdist, checked; the demo from the wheel, in a new environment
 #   make soak                      64 clients on a server, three quiet minutes and ten hostile ones
 #   make corpus-speed TEXT=folder  the data chain, its kernels and its peers on real text, two quiet cores
@@ -34,7 +37,7 @@ PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(RUN) -m pytest -p hypothesispytest 
 SOAK := PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m soak
 PARALLEL := -p xdist -n 2 --dist loadfile --durations 20 --ignore tests/cpu/test_compile.py tests/cpu
 
-.PHONY: help env demo test test-all checked smoke lint compiled browser soak corpus-speed gpu-test gpu-bench gpu-training gpu-training-large gpu-training-memory gpu-training-waits gpu-training-gate gpu-training-kernels gpu-minhash gpu-compare gpu-climb gpu-cells gpu-modules gpu-traces package clean
+.PHONY: help env demo test test-all checked smoke lint compiled browser soak corpus-speed gpu-test gpu-bench gpu-training gpu-training-large gpu-training-memory gpu-training-waits gpu-training-gate gpu-training-kernels gpu-minhash gpu-compare gpu-climb gpu-cells gpu-modules gpu-traces package learn learn-record docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -103,6 +106,30 @@ package:
 	$(BASE_PYTHON) -m venv .package/user
 	.package/user/bin/python -m pip install --quiet -c constraints.txt dist/*.whl
 	cd .package && user/bin/python -I $(CURDIR)/tests/installed.py
+
+learn: $(NEEDS)
+	$(RUN) -m ridgeline.learn.pages docs
+
+# Needs torch, Triton and the standard library alone: on a GPU as it is, on two quiet cores too.
+learn-record:
+	PYTHONPATH=$(CURDIR) $(ACTIVE) -m ridgeline.learn.record --save results --ours
+
+# Into build/site, to be opened as files. Its packages are an extra of their own.
+DOCS_READY := $(VENV)/.docs-ready
+ifeq ($(origin PYTHON),command line)
+  DOCS_NEEDS :=
+else
+  DOCS_NEEDS := $(DOCS_READY)
+endif
+
+$(DOCS_READY): $(READY)
+	$(PIP_INSTALL) -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(NEEDS) $(DOCS_NEEDS)
+	$(RUN) docs/site/stage.py build/site-source
+	cd build && PYTHONPATH=$(CURDIR) NO_MKDOCS_2_WARNING=1 $(abspath $(PYTHON)) -m mkdocs build --strict --quiet -f mkdocs.yml
+	$(RUN) docs/site/links.py build/site
 
 soak: $(NEEDS)
 	$(SOAK) demo --seconds 600 --clients 64

@@ -1,5 +1,5 @@
-"""`ridgeline learn`: the course. Lists the lessons, runs one on this machine, hands out its exercise
-and checks an answer.
+"""`ridgeline learn`: the course. Lists the lessons, runs one on this machine, hands out its
+exercise and checks an answer.
 """
 
 from __future__ import annotations

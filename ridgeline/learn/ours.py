@@ -1,5 +1,5 @@
-"""Our figures, to stand beside the reader's: those of the last recorded run of the course on two CPU
-cores and on an H200. ours.json is written from records by record.py, never by hand.
+"""Our figures, to stand beside the reader's: those of the last recorded run of the course on two
+CPU cores and on an H200. ours.json is written from records by record.py, never by hand.
 
     our_figure("cpu", "machine", "copy_bandwidth")       # an OurFigure, or None
 """

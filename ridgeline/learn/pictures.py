@@ -45,9 +45,7 @@ class LessonPicture:
         self, x: float, y: float, width: float, height: float, words: str = "", look: str = "a"
     ) -> None:
         """A rectangle with its words in the middle, several lines where they hold a break."""
-        self._parts.append(
-            element("rect", x=x, y=y, width=width, height=height, rx=4, class_=look)
-        )
+        self._parts.append(element("rect", x=x, y=y, width=width, height=height, rx=4, class_=look))
         lines = words.splitlines()
         top = y + height / 2 - 8 * (len(lines) - 1) + 4.5
         for number, line in enumerate(lines):

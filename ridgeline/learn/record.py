@@ -1,6 +1,6 @@
 """Runs the whole course and writes a record; needs torch, Triton and the standard library alone.
 
-    python -m ridgeline.learn.record --save results --ours     # `make learn-record`
+python -m ridgeline.learn.record --save results --ours     # `make learn-record`
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import argparse
 import json
 import sys
 import time
-from pathlib import Path
 
 from ridgeline.formats.files import atomic_write
 from ridgeline.hardware import detect
@@ -42,7 +41,7 @@ def main() -> int:
         path = record.save(args.save)
         print(path)
         if args.ours:
-            become_ours(record, path.name)
+            become_ours(record, path.name, runs)
     return 1 if failed else 0
 
 
@@ -63,15 +62,17 @@ def as_record(runs: list[LessonRun], whole_s: float, failed: list[str]) -> Recor
     )
 
 
-def become_ours(record: Record, name: str) -> None:
+def become_ours(record: Record, name: str, runs: list[LessonRun]) -> None:
     machine = "cpu" if record.hardware["device_type"] == "cpu" else "h200"
     document = json.loads(ours.PATH.read_text()) if ours.PATH.exists() else {}
+    words = {f"{run.lesson.name}.{each.key}": each.words for run in runs for each in run.figures}
     figures = {
-        key: {"value": value.value, "unit": value.unit} for key, value in record.values.items()
+        key: {"value": value.value, "unit": value.unit, "words": words.get(key, "")}
+        for key, value in record.values.items()
     }
     document[machine] = {"record": name, "name": record.hardware["name"], "figures": figures}
     with atomic_write(ours.PATH) as file:
-        json.dump(document, file, indent=1, sort_keys=True)
+        json.dump(document, file, indent=1, ensure_ascii=False)
         file.write("\n")
 
 

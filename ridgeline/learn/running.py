@@ -1,7 +1,7 @@
 """Runs a lesson on this machine, cell by cell, in a namespace of its own.
 
-    run = run_lesson(find_lesson("machine"))
-    run.figures, run.missing, run.seconds
+run = run_lesson(find_lesson("machine"))
+run.figures, run.missing, run.seconds
 """
 
 from __future__ import annotations

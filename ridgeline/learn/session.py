@@ -1,4 +1,4 @@
-"""What a lesson's code holds on to: the device, the timer, the ceilings, and the figures it reports.
+"""What a lesson's code holds on to: the device, the timer, the ceilings, the figures it reports.
 
 The same in `ridgeline learn`, in a notebook and in a script. Made before Triton is imported: on a
 machine without a GPU kernels then run under Triton's interpreter, a thousand times slower and just

@@ -1,8 +1,8 @@
 """Reads the lessons: from a file in the percent format to a `Lesson` of cells. No torch.
 
-    lesson = find_lesson("5")            # by number, or by name: find_lesson("softmax")
-    lesson.title, lesson.points          # "Softmax, …", what to take along
-    lesson.starter                       # the exercise without its solution
+lesson = find_lesson("5")            # by number, or by name: find_lesson("softmax")
+lesson.title, lesson.points          # "Softmax, …", what to take along
+lesson.starter                       # the exercise without its solution
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The cases an exercise is held to, and how an answer is compared. Lessons' check cells yield them.
 
-    yield AnswerTrial.of(pages_needed, 17, 16, want=2, hint="a page that is partly full counts")
+yield AnswerTrial.of(pages_needed, 17, 16, want=2, hint="a page that is partly full counts")
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def brief(value: object) -> str:
         return f"<{'×'.join(map(str, value.shape))} {str(value.dtype).removeprefix('torch.')}>"
     if isinstance(value, float):
         return f"{value:.6g}"
-    if type(value) in (list, tuple) and value and len(str(value)) <= 4 * LONGEST:
-        parts = ", ".join(brief(each) for each in value)
+    if isinstance(value, list | tuple) and value and len(str(value)) <= 4 * LONGEST:
+        parts = ", ".join(map(brief, value))
         return f"[{parts}]" if isinstance(value, list) else f"({parts})"
     text = repr(value)
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"

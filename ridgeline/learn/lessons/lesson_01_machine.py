@@ -3,8 +3,8 @@
 #
 # Whatever you optimize, three speeds of the machine decide how fast it can get: how quickly memory
 # is read, how quickly matrices are multiplied, and how long it takes to start a piece of work. They
-# are the *ceilings*. A vendor's datasheet promises them; this lesson measures yours, because a share
-# of a promise tells you little.
+# are the *ceilings*. A vendor's datasheet promises them; this lesson measures yours, because a
+# share of a promise tells you little.
 #
 # %% [picture]
 from ridgeline.learn.pictures import LessonPicture
@@ -49,9 +49,9 @@ here.figure(
 )
 
 # %% [markdown]
-# The small copy shows what goes wrong when one measures carelessly. On a CPU it comes from the cache
-# and looks several times as fast. On a GPU it looks *slow*: 128 KiB take 0.06 µs at 4.3 TB/s, but a
-# launch takes a few µs whatever it does.
+# The small copy shows what goes wrong when one measures carelessly. On a CPU it comes from the
+# cache and looks several times as fast. On a GPU it looks *slow*: 128 KiB take 0.06 µs at 4.3 TB/s,
+# but a launch takes a few µs whatever it does.
 #
 # ## Matrix rate
 #
@@ -87,6 +87,7 @@ here.figure(
 )
 if not here.is_gpu:
     here.missing("a GPU", "that a launch costs the host 7 µs, in which an H200 could move 30 MB")
+
 
 # %% [markdown]
 # ## What the figures mean

@@ -5,8 +5,8 @@
 # know which of the two will stop you, before you write any code.
 #
 # - **Arithmetic intensity**: operations done for each byte moved, FLOP/B.
-# - **Ridge**: the machine's operations for each byte, FLOP/s over B/s. Below it memory is the limit,
-#   above it arithmetic is.
+# - **Ridge**: the machine's operations for each byte, FLOP/s over B/s. Below it memory is the
+#   limit, above it arithmetic is.
 # - **Limit**: the least time anything can take: max(bytes / bandwidth, FLOP / rate).
 #
 # %% [picture]
@@ -76,10 +76,11 @@ for rows in (1, 16, 256):
     here.figure(f"time_{rows}", taken_s, "s", f"{n}² weight × {rows} rows ({bound} is the limit)")
     here.figure(f"share_{rows}", limit_s / taken_s, "1", "… share of the limit reached")
 
+
 # %% [markdown]
-# Where memory is the limit, 16 rows could take hardly longer than one: the weight is read once either
-# way. A share well below 1 says that neither ceiling is the reason: overhead, poor tiles, or a
-# library without a good kernel for that shape (torch's products of 16 rows on a CPU are such a
+# Where memory is the limit, 16 rows could take hardly longer than one: the weight is read once
+# either way. A share well below 1 says that neither ceiling is the reason: overhead, poor tiles, or
+# a library without a good kernel for that shape (torch's products of 16 rows on a CPU are such a
 # case, and `ridgeline/kernels/skinny_linear/` is the answer to it).
 #
 # %% [markdown]

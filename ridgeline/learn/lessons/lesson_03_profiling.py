@@ -20,7 +20,9 @@ x = 90.0
 for width, look in ((150, "a"), (40, "b"), (130, "a"), (30, "b"), (170, "a")):
     picture.box(x, 152, width, 24, "", look)
     x += width + 2
-picture.text(90, 202, "bound by kernels: no gaps; now look at each kernel's share of its limit", "soft")
+picture.text(
+    90, 202, "bound by kernels: no gaps; now look at each kernel's share of its limit", "soft"
+)
 
 # %% [markdown]
 # ## A step to look at
@@ -35,7 +37,7 @@ here = Session("profiling")
 
 # %%
 import torch
-import torch.nn.functional as F
+from torch.nn import functional as F
 
 width, rows = (4096, 16) if here.is_gpu else (1024, 16)
 dtype = torch.bfloat16 if here.is_gpu else torch.float32
@@ -122,13 +124,15 @@ here.figure("share", limit_s / step_s, "1", "share of the limit reached")
 #   kernel of 128 registers × 256 threads takes 32,768 of 65,536, so two blocks fit: 16 warps, 25%.
 #   A good matrix kernel runs at 12 to 25%; low occupancy is no fault by itself.
 # - **Stalls**: `long scoreboard` waits for memory (more loads in flight), `barrier` waits for other
-#   warps, `mio throttle` is shared memory, `math pipe throttle` means that arithmetic is full: good.
+#   warps, `mio throttle` is shared memory, `math pipe throttle` means that arithmetic is full:
+#   good.
 # - **Tensor-core use** (`sm__inst_executed_pipe_tensor`): zero in a kernel of matrix products means
 #   that it runs on the ordinary units, at a sixteenth of the rate.
 #
 # %%
 if not here.is_gpu:
     here.missing("a GPU", "kernels on the device with the gaps between them, and ncu's counters")
+
 
 # %% [markdown]
 # ## Take along

@@ -3,14 +3,16 @@
 #
 # The first kernel anyone writes, in Triton. A kernel is a function that thousands of *programs* run
 # at once, each knowing its number. Adding does one operation for every twelve bytes (fp32: two
-# numbers read, one written), so only one thing counts: how well memory is used.
-# [Kernels from zero](../kernels-from-zero.md) has all five steps from slow to fast with their times.
+# numbers read, one written), so only one thing counts: how well memory is used. [Kernels from
+# zero](../kernels-from-zero.md) has all five steps from slow to fast with their times.
 #
 # %% [picture]
 from ridgeline.learn.pictures import LessonPicture
 
 picture = LessonPicture(250, "A warp reading neighbours in four sectors, or strided in 32")
-picture.text(20, 30, "neighbours: 32 threads × 4 B = 128 B = 4 sectors of 32 B, all of it used", "bold")
+picture.text(
+    20, 30, "neighbours: 32 threads × 4 B = 128 B = 4 sectors of 32 B, all of it used", "bold"
+)
 for at in range(4):
     picture.cells(30 + at * 165, 44, 20, ["•"] * 8, ["a"] * 8)
 picture.text(
@@ -20,7 +22,12 @@ picture.text(
 for at in range(4):
     picture.cells(30 + at * 165, 124, 20, ["•"] + [""] * 7, ["b"] + ["n"] * 7)
 picture.text(30, 162, "… and 28 more sectors for one warp", "soft")
-picture.text(20, 200, "mask: the last program reaches past the end; there it reads and writes nothing", "bold")
+picture.text(
+    20,
+    200,
+    "mask: the last program reaches past the end; there it reads and writes nothing",
+    "bold",
+)
 picture.cells(30, 212, 20, ["•"] * 5 + ["×"] * 3, ["a"] * 5 + ["w"] * 3)
 
 # %% [markdown]
@@ -103,8 +110,8 @@ else:
 
 # %% [markdown]
 # On an H200, 128 elements a program reach 59.5% of the bandwidth and 2048 all of it (101.7% of a
-# copy's: two reads to one write suit the memory better). Both coalesce; the second has 16 elements a
-# thread, so several loads are under way before the first is needed. Memory answers after some 600
+# copy's: two reads to one write suit the memory better). Both coalesce; the second has 16 elements
+# a thread, so several loads are under way before the first is needed. Memory answers after some 600
 # cycles; only requests in flight hide that.
 #
 # ## Take along
@@ -122,8 +129,8 @@ else:
 #
 # ## Exercise
 #
-# Write `scaled_add(x, y, factor)`, a Triton kernel with its launcher that returns x + factor · y for
-# any length, in fp32. On a machine without a GPU it runs under the interpreter.
+# Write `scaled_add(x, y, factor)`, a Triton kernel with its launcher that returns x + factor · y
+# for any length, in fp32. On a machine without a GPU it runs under the interpreter.
 #
 # %% [exercise]
 import torch

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Softmax, and softmax in one walk
 #
-# Softmax of a row is exp(x − m) / Σ exp(x − m), with m the row's largest value. It wants three looks
-# at the row: the largest, the sum, the quotients. Where is the row at the second look? That is the
-# whole subject, and the trick that removes a look is what FlashAttention is made of.
+# Softmax of a row is exp(x − m) / Σ exp(x − m), with m the row's largest value. It wants three
+# looks at the row: the largest, the sum, the quotients. Where is the row at the second look? That
+# is the whole subject, and the trick that removes a look is what FlashAttention is made of.
 #
 # %% [picture]
 from ridgeline.learn.pictures import LessonPicture
@@ -19,7 +19,9 @@ for at, (block, largest, total) in enumerate(
     picture.box(x, 112, 170, 46, f"{largest}\n{total}", "b")
     if at:
         picture.arrow(x - 60, 135, x, 135)
-picture.text(20, 196, "m 3 → 5: the old sum is worth 1.50 · exp(3 − 5) = 0.20 on the new scale.", "soft")
+picture.text(
+    20, 196, "m 3 → 5: the old sum is worth 1.50 · exp(3 − 5) = 0.20 on the new scale.", "soft"
+)
 
 # %% [markdown]
 # ## Why subtract the largest
@@ -39,17 +41,15 @@ from torch import Tensor
 
 row = torch.tensor([88.0, 89.0, 90.0])
 naive = row.exp() / row.exp().sum()
-here.figure(
-    "naive_nans", int(naive.isnan().sum()), "1", "NaNs of three values around 89, naive"
-)
+here.figure("naive_nans", int(naive.isnan().sum()), "1", "NaNs of three values around 89, naive")
 safe = (row - row.max()).exp()
 here.figure("safe_sum", float((safe / safe.sum()).sum()), "1", "sum of the safe softmax")
 
 # %% [markdown]
 # ## Online
 #
-# Walk once, with the largest value so far, m, and the sum so far, s, on the scale of m. When a block
-# brings a larger m', the old sum is worth s · exp(m − m') on the new scale:
+# Walk once, with the largest value so far, m, and the sum so far, s, on the scale of m. When a
+# block brings a larger m', the old sum is worth s · exp(m − m') on the new scale:
 #
 #     m' = max(m, largest of the block)
 #     s' = s · exp(m − m') + Σ exp(block − m')
@@ -95,7 +95,9 @@ for step in ("three_pass", "online", "one_pass"):
 if not here.is_gpu:
     wide = torch.randn(2048, 4096)
     taken = here.seconds(lambda: torch.softmax(wide, -1))
-    here.figure("torch", 2 * wide.nbytes / taken, "B/s", "torch.softmax: 2 looks' bytes over its time")
+    here.figure(
+        "torch", 2 * wide.nbytes / taken, "B/s", "torch.softmax: 2 looks' bytes over its time"
+    )
 
     def by_hand() -> Tensor:
         high = wide - wide.max(-1, keepdim=True).values
@@ -152,7 +154,9 @@ def trials(answer: Callable[..., tuple[float, float]]) -> Iterator[AnswerTrial]:
         answer, (3.0, 1.5), (5.0, 1.0), want=(5.0, 1.0 + 1.5 * math.exp(-2)), hint="a moves to 5"
     )
     yield AnswerTrial.of(answer, (900.0, 1.0), (-900.0, 1.0), want=(900.0, 1.0), hint="no overflow")
-    yield AnswerTrial.of(answer, (-math.inf, 0.0), (2.0, 4.0), want=(2.0, 4.0), hint="an empty part")
+    yield AnswerTrial.of(
+        answer, (-math.inf, 0.0), (2.0, 4.0), want=(2.0, 4.0), hint="an empty part"
+    )
     yield AnswerTrial.of(
         answer,
         (-math.inf, 0.0),

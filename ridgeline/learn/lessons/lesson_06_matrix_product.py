@@ -19,8 +19,12 @@ picture.box(290, 40, 40, 160, "BN\ncolumns", "b")
 picture.text(510, 30, "C", "mid bold")
 picture.box(430, 40, 160, 160, "", "n")
 picture.box(490, 90, 40, 40, "tile", "c")
-picture.text(30, 226, "One program makes a BM×BN tile: it reads (BM + BN) numbers for 2·BM·BN operations.")
-picture.text(30, 246, "Tile 1: 1 op per number. Tile 128: 128 ops per number, 64 a byte in bf16.", "soft")
+picture.text(
+    30, 226, "One program makes a BM×BN tile: it reads (BM + BN) numbers for 2·BM·BN operations."
+)
+picture.text(
+    30, 246, "Tile 1: 1 op per number. Tile 128: 128 ops per number, 64 a byte in bf16.", "soft"
+)
 
 # %% [markdown]
 # ## How large a tile
@@ -105,7 +109,9 @@ if here.is_gpu:
     work = 2 * 4096**3
     for name, block in (("small", (32, 32, 32)), ("large", (128, 128, 64))):
         taken = here.seconds(lambda block=block: product(a, b, block))
-        here.figure(f"triton_{name}", work / taken, "FLOP/s", f"Triton, tiles of {block[0]}×{block[1]}")
+        here.figure(
+            f"triton_{name}", work / taken, "FLOP/s", f"Triton, tiles of {block[0]}×{block[1]}"
+        )
     here.figure("library", work / here.seconds(lambda: a @ b), "FLOP/s", "torch (cuBLAS)")
 else:
     n = 192
@@ -121,8 +127,8 @@ else:
 # %% [markdown]
 # ## What the compiler makes of it
 #
-# Triton compiles for a chip that is not there, so this runs anywhere: the kernel above in bf16 for an
-# H100 or H200 (sm_90). Count the instructions:
+# Triton compiles for a chip that is not there, so this runs anywhere: the kernel above in bf16 for
+# an H100 or H200 (sm_90). Count the instructions:
 #
 # - `wgmma`: Hopper's tensor-core instruction, given by four warps together (a warpgroup, 128
 #   threads), reading B, and A too, straight from shared memory;
@@ -132,18 +138,17 @@ else:
 # %%
 from ridgeline.learn.elsewhere import compiled_instructions
 
-POINTERS = {name: "*bf16" for name in ("a_ptr", "b_ptr", "c_ptr")}
+POINTERS = dict.fromkeys(("a_ptr", "b_ptr", "c_ptr"), "*bf16")
 SIZES = {"M": "i32", "N": "i32", "K": "i32"}
 TILES = {"BM": 128, "BN": 128, "BK": 64}
-counts = compiled_instructions(
-    __file__, "product_kernel", POINTERS | SIZES, TILES, ("wgmma.mma_async", "mma.sync", "fma.rn")
-)
+WORDS = ("wgmma.mma_async", "mma.sync", "fma.rn")
+counts = compiled_instructions(__file__, "product_kernel", POINTERS | SIZES, TILES, WORDS)
 for name, count in counts.items():
     here.figure(name.replace(".", "_"), count, "1", f"{name} in the sm_90 kernel, bf16")
 
 # %% [markdown]
-# Four `wgmma`, no multiply-add: the loop over K is one step of 64 here, each instruction takes 16 of
-# it, and the two warpgroups (8 warps) have 64 of the 128 rows each.
+# Four `wgmma`, no multiply-add: the loop over K is one step of 64 here, each instruction takes 16
+# of it, and the two warpgroups (8 warps) have 64 of the 128 rows each.
 #
 # ## In CUDA C++
 #
@@ -191,9 +196,12 @@ if here.is_gpu and torch.version.hip is None:
     a, b = (torch.randn(2048, 2048, device=here.device) for _ in range(2))
     assert torch.allclose(module.tiled_product(a, b), a @ b, atol=0.01)
     taken = here.seconds(lambda: module.tiled_product(a, b))
-    here.figure("cuda_tiled", 2 * 2048**3 / taken, "FLOP/s", "CUDA C++, tiles of 16 in shared memory")
+    here.figure(
+        "cuda_tiled", 2 * 2048**3 / taken, "FLOP/s", "CUDA C++, tiles of 16 in shared memory"
+    )
 else:
     here.missing("an NVIDIA GPU with nvcc", "the CUDA C++ kernel's rate beside Triton's")
+
 
 # %% [markdown]
 # From here to the library's speed the steps are: 8×8 elements a thread held in registers (shared
@@ -217,8 +225,8 @@ else:
 #
 # ## Exercise
 #
-# Wave quantization: a product of M×N in tiles of BM×BN on a chip with `units` SMs, one tile an SM at
-# a time. Which share of the chip is used over all rounds?
+# Wave quantization: a product of M×N in tiles of BM×BN on a chip with `units` SMs, one tile an SM
+# at a time. Which share of the chip is used over all rounds?
 #
 # %% [exercise]
 def chip_share(M: int, N: int, BM: int, BN: int, units: int) -> float:
@@ -239,5 +247,7 @@ from ridgeline.learn.trials import AnswerTrial
 def trials(answer: Callable[..., float]) -> Iterator[AnswerTrial]:
     yield AnswerTrial.of(answer, 256, 256, 128, 128, 4, want=1.0, hint="four tiles, four units")
     yield AnswerTrial.of(answer, 256, 256, 128, 128, 3, want=4 / 6, hint="two rounds of three")
-    yield AnswerTrial.of(answer, 4096, 4096, 128, 128, 132, want=1024 / 1056, hint="8 rounds of 132")
+    yield AnswerTrial.of(
+        answer, 4096, 4096, 128, 128, 132, want=1024 / 1056, hint="8 rounds of 132"
+    )
     yield AnswerTrial.of(answer, 257, 100, 128, 128, 1, want=1.0, hint="3 tiles; edges round up")

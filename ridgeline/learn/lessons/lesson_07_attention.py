@@ -25,9 +25,9 @@ picture.text(30, 256, "The T×T scores exist one block at a time and never reach
 # ## Count
 #
 # T = 8192, D = 128, one head, bf16. Q, K, V and the output are 4 · 8192 · 128 · 2 = 8.4 MB. The
-# scores are 8192² · 2 = 134 MB, written and read twice (scores, then probabilities): 537 MB, 64 times
-# as much. The operations, 4 · 8192² · 128 = 34 GFLOP, take 43 µs of an H200's tensor cores; the
-# scores' traffic takes 126 µs of its memory. Without the scores it is bound by arithmetic.
+# scores are 8192² · 2 = 134 MB, written and read twice (scores, then probabilities): 537 MB, 64
+# times as much. The operations, 4 · 8192² · 128 = 34 GFLOP, take 43 µs of an H200's tensor cores;
+# the scores' traffic takes 126 µs of its memory. Without the scores it is bound by arithmetic.
 #
 # %%
 from ridgeline.learn.session import Session
@@ -36,12 +36,14 @@ here = Session("attention")
 
 # %%
 import torch
-import torch.nn.functional as F
+from torch.nn import functional as F
 from torch import Tensor
 
 T, D = 8192, 128
 inputs_bytes, scores_bytes = 4 * T * D * 2, 4 * T * T * 2
-here.figure("scores_over_inputs", scores_bytes / inputs_bytes, "1", "traffic of scores over Q, K, V, O")
+here.figure(
+    "scores_over_inputs", scores_bytes / inputs_bytes, "1", "traffic of scores over Q, K, V, O"
+)
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -79,7 +81,9 @@ def flash(q: Tensor, k: Tensor, v: Tensor, block: int = 64) -> Tensor:
 
 
 q, k, v = (torch.randn(200, 64, device=here.device) for _ in range(3))
-here.figure("error", float((flash(q, k, v) - plain(q, k, v)).abs().max()), "1", "largest difference")
+here.figure(
+    "error", float((flash(q, k, v) - plain(q, k, v)).abs().max()), "1", "largest difference"
+)
 
 # %% [markdown]
 # ## The kernel
@@ -148,7 +152,11 @@ ways = {"plain": lambda: torch.softmax(q @ k.mT * width**-0.5, -1) @ v}
 ways["library"] = lambda: F.scaled_dot_product_attention(q[None], k[None], v[None])
 if here.is_gpu:
     ways["ours"] = lambda: attend(q, k, v, False, 128)
-for name, words in {"plain": "scores in memory", "library": "torch's fused", "ours": "this kernel"}.items():
+for name, words in {
+    "plain": "scores in memory",
+    "library": "torch's fused",
+    "ours": "this kernel",
+}.items():
     if name in ways:
         here.figure(name, work / here.seconds(ways[name]), "FLOP/s", f"attention, {words}")
 if not here.is_gpu:
@@ -204,7 +212,9 @@ from torch import Tensor
 from ridgeline.learn.trials import AnswerTrial
 
 
-def whole(answer: Callable[..., tuple[Tensor, Tensor, Tensor]], scores: Tensor, values: Tensor) -> Tensor:
+def whole(
+    answer: Callable[..., tuple[Tensor, Tensor, Tensor]], scores: Tensor, values: Tensor
+) -> Tensor:
     largest = torch.full((scores.shape[0], 1), float("-inf"))
     state = (largest, torch.zeros_like(largest), torch.zeros(scores.shape[0], values.shape[1]))
     for start in range(0, scores.shape[1], 4):
@@ -224,7 +234,7 @@ def trials(answer: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Iterator[Ans
         want = torch.softmax(scores, -1) @ values[:keys]
         yield AnswerTrial(
             f"scores of 2×{keys} in blocks of 4",
-            lambda scores=scores, keys=keys: whole(answer, scores, values[:keys]),  # type: ignore[misc]
+            lambda scores=scores, keys=keys: whole(answer, scores, values[:keys]),
             want,
             hint,
         )

@@ -66,10 +66,10 @@ here.figure("eager", 4 * x.nbytes / eager_s, "B/s", "one by one: 4 passes' bytes
 # ## torch.compile
 #
 # It does three things. *Dynamo* reads the function's bytecode and collects the tensor operations
-# into a graph, with *guards* on everything that it took for granted (shapes, dtypes, flags). What it
-# cannot follow (`.item()`, printing, data-dependent `if`) is a *graph break*: two graphs with Python
-# between them. *Inductor* fuses the graph's elementwise work and sums, and writes Triton for GPUs
-# and C++ for CPUs. A call with a shape that no guard allows compiles again; after the second,
+# into a graph, with *guards* on everything that it took for granted (shapes, dtypes, flags). What
+# it cannot follow (`.item()`, printing, data-dependent `if`) is a *graph break*: two graphs with
+# Python between them. *Inductor* fuses the graph's elementwise work and sums, and writes Triton for
+# GPUs and C++ for CPUs. A call with a shape that no guard allows compiles again; after the second,
 # sizes become symbols (`dynamic=True` does so at once).
 #
 # %%
@@ -102,9 +102,9 @@ here.figure("graph_breaks", broken.graph_break_count, "1", "graph breaks that on
 # %% [markdown]
 # ## By hand
 #
-# Our `rms_norm` is such a kernel, written once in Triton for GPUs and in C++ for CPUs. On the decode
-# path nothing is compiled by torch.compile: hand-written kernels and captured graphs start in
-# seconds where a compiled model takes minutes, and stay the same from one version to the next.
+# Our `rms_norm` is such a kernel, written once in Triton for GPUs and in C++ for CPUs. On the
+# decode path nothing is compiled by torch.compile: hand-written kernels and captured graphs start
+# in seconds where a compiled model takes minutes, and stay the same from one version to the next.
 # Training and modules outside our families use it (`ridgeline.optimize` tries it as one rung).
 #
 # %%
@@ -114,6 +114,7 @@ few, others = x[:64].float(), r[:64].float()
 by_hand = rms_norm(few, w.float(), 1e-5, residual_TD=others)[0]
 error = float((by_hand - one_by_one(few, others, w.float())[1]).abs().max())
 here.figure("error", error, "1", "our kernel's definition against this lesson's")
+
 
 # %% [markdown]
 # ## Take along
@@ -136,9 +137,9 @@ here.figure("error", error, "1", "our kernel's definition against this lesson's"
 #
 # A chain of elementwise operations on N numbers: each reads `inputs` activations (some of them may
 # be the chain's own last result) and writes one. Given the list of `inputs` of each operation, how
-# many passes over memory does running them one by one take, and how many when fused into one kernel?
-# Fused, the result of one operation is read by the next from registers: each operation behind the
-# first has one input less to fetch, and only the last writes.
+# many passes over memory does running them one by one take, and how many when fused into one
+# kernel? Fused, the result of one operation is read by the next from registers: each operation
+# behind the first has one input less to fetch, and only the last writes.
 #
 # %% [exercise]
 def passes(inputs: list[int]) -> tuple[int, int]:

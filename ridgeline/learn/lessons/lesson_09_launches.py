@@ -108,8 +108,8 @@ here.figure("overlap", run(2), "s", "the same, two steps ahead (max(h, d) = 2 ms
 #
 # A CUDA graph records the launches of a whole step once and replays them with one call. Conditions:
 # the same addresses each time (so inputs are copied *into* fixed buffers), the same shapes (so one
-# graph for each batch size, and smaller batches padded), and nothing that waits or allocates inside.
-# In torch: `torch.cuda.graph`, or `mode="reduce-overhead"` of torch.compile.
+# graph for each batch size, and smaller batches padded), and nothing that waits or allocates
+# inside. In torch: `torch.cuda.graph`, or `mode="reduce-overhead"` of torch.compile.
 #
 # %%
 
@@ -137,6 +137,7 @@ if here.is_gpu:
 else:
     here.figure("chain", here.seconds(lambda: chain(x)) / 100, "s", "an operation on 64×64 here")
     here.missing("a GPU", "7 µs a launch, 0.8 µs in a graph, and 53 GB/s from pinned memory")
+
 
 # %% [markdown]
 # **Pinned memory**: the GPU's copy engine can only read pages that the system will not move.

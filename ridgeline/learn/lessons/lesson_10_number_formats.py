@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Number formats, mixed precision, loss scaling
 #
-# A floating-point number is ±1.f · 2^e: some bits for e (the *range*), some for f (the *precision*).
-# Fewer bits are fewer bytes and faster matrix units. The craft is to know which of the two you are
-# about to run out of.
+# A floating-point number is ±1.f · 2^e: some bits for e (the *range*), some for f (the
+# *precision*). Fewer bits are fewer bytes and faster matrix units. The craft is to know which of
+# the two you are about to run out of.
 #
 # %% [picture]
 from ridgeline.learn.pictures import LessonPicture
@@ -50,8 +50,8 @@ for name, dtype in (
 # ## Why sums are kept in fp32
 #
 # Add 1 to a bf16 number again and again: it has 8 significant bits, so from 256 on, x + 1 rounds to
-# x. A sum over 4,096 ones comes out as 256. Matrix units multiply in 16 or 8 bits and *accumulate in
-# fp32* for that reason.
+# x. A sum over 4,096 ones comes out as 256. Matrix units multiply in 16 or 8 bits and *accumulate
+# in fp32* for that reason.
 #
 # %%
 total = torch.tensor(0.0, dtype=torch.bfloat16)
@@ -89,7 +89,9 @@ for _ in range(200):
     bits = exact.view(torch.int32) + torch.randint(0, 1 << 16, (2000,), generator=generator).int()
     weights = (bits & -65536).view(torch.float32).bfloat16()
 mean = float(weights.double().mean())
-here.figure("stochastic", mean, "1", "0.1 + 200 updates of 1e-4, bf16, rounded stochastically (mean)")
+here.figure(
+    "stochastic", mean, "1", "0.1 + 200 updates of 1e-4, bf16, rounded stochastically (mean)"
+)
 
 # %% [markdown]
 # ## fp16 and loss scaling
@@ -124,14 +126,13 @@ if here.is_gpu:
     a, b = (torch.randn(n, n, device=here.device).to(torch.float8_e4m3fn) for _ in range(2))
     one = torch.ones((), device=here.device)
     try:
-        taken = here.seconds(
-            lambda: torch._scaled_mm(a, b.T, one, one, out_dtype=torch.bfloat16)
-        )
+        taken = here.seconds(lambda: torch._scaled_mm(a, b.T, one, one, out_dtype=torch.bfloat16))
         here.figure("rate_fp8", 2 * n**3 / taken, "FLOP/s", "matrix product in fp8")
     except RuntimeError as error:
         here.missing("a GPU with fp8", f"its rate ({str(error)[:60]})")
 else:
     here.missing("a GPU", "51 TFLOP/s in fp32, 801 in bf16, 1,465 in fp8 (H200)")
+
 
 # %% [markdown]
 # ## Take along
@@ -150,8 +151,9 @@ else:
 # ## Exercise
 #
 # GradScaler's rule. `overflows` says for each step whether a gradient was inf. Begin with `scale`;
-# an overflow skips the step, halves the scale and starts the count again; after `interval` good steps
-# in a row the scale doubles. Return the scale after the last step and the number of steps taken.
+# an overflow skips the step, halves the scale and starts the count again; after `interval` good
+# steps in a row the scale doubles. Return the scale after the last step and the number of steps
+# taken.
 #
 # %% [exercise]
 def scaler(overflows: list[bool], scale: float, interval: int) -> tuple[float, int]:
@@ -186,4 +188,6 @@ def trials(answer: Callable[..., tuple[float, int]]) -> Iterator[AnswerTrial]:
         want=(512.0, 2),
         hint="an overflow starts the count again",
     )
-    yield AnswerTrial.of(answer, [False] * 4, 8.0, 2, want=(32.0, 4), hint="doubling restarts it too")
+    yield AnswerTrial.of(
+        answer, [False] * 4, 8.0, 2, want=(32.0, 4), hint="doubling restarts it too"
+    )

@@ -2,14 +2,18 @@
 # # Quantization, and how its quality is judged
 #
 # Generating a token reads every weight. Store weights in 4 bits and the reading takes a quarter of
-# the time; the arithmetic is free below the ridge. So the question is never "is it faster" alone but
-# "is it faster *and still the same model*".
+# the time; the arithmetic is free below the ridge. So the question is never "is it faster" alone
+# but "is it faster *and still the same model*".
 #
 # %% [picture]
 from ridgeline.learn.pictures import LessonPicture
 
-picture = LessonPicture(230, "A row of weights in groups, each with a scale; two 4-bit codes a byte")
-picture.text(30, 34, "one row of a weight, groups of 4 (really 32 to 128), a scale for each", "bold")
+picture = LessonPicture(
+    230, "A row of weights in groups, each with a scale; two 4-bit codes a byte"
+)
+picture.text(
+    30, 34, "one row of a weight, groups of 4 (really 32 to 128), a scale for each", "bold"
+)
 for at, (scale, looks) in enumerate((("0.013", "aaab"), ("0.002", "aaaa"))):
     picture.cells(30 + at * 330, 48, 60, ["0.05", "-0.01", "0.03", "0.09"] if at == 0 else
                   ["0.01", "-0.002", "0.004", "0.012"], list(looks))  # fmt: skip
@@ -21,8 +25,8 @@ picture.text(30, 222, "codes in 4 bits, two a byte; w is about code · scale", "
 # %% [markdown]
 # ## Round to nearest
 #
-# Symmetric: scale = largest |w| / 7 for codes from −7 to 7, code = round(w / scale). Where the scale
-# is shared decides everything: one outlier makes the step large for all that share it.
+# Symmetric: scale = largest |w| / 7 for codes from −7 to 7, code = round(w / scale). Where the
+# scale is shared decides everything: one outlier makes the step large for all that share it.
 #
 # %%
 from ridgeline.learn.session import Session
@@ -60,11 +64,13 @@ for name, bits, group in (
     ("int4_g64", 4, 64),
     ("int4_g32", 4, 32),
 ):
-    here.figure(name, decibels(rounded(weight, bits, group), weight), "1", f"{name}: dB of the weight")
+    here.figure(
+        name, decibels(rounded(weight, bits, group), weight), "1", f"{name}: dB of the weight"
+    )
 
 # %% [markdown]
-# A scale of 16 bits for each group of 64 costs 16/64 = 0.25 bits a weight: int4 with groups of 64 is
-# 4.25 bits, groups of 32 are 4.5.
+# A scale of 16 bits for each group of 64 costs 16/64 = 0.25 bits a weight: int4 with groups of 64
+# is 4.25 bits, groups of 32 are 4.5.
 #
 # ## What counts is the output
 #
@@ -118,13 +124,15 @@ for name, words, own in (
     ("awq", "AWQ", awq(weight, x)),
     ("gptq", "GPTQ", gptq(weight, x)),
 ):
-    here.figure(f"{name}_out", decibels(x @ own.T, exact), "1", f"dB of the output, {words}, int4 g64")
+    here.figure(
+        f"{name}_out", decibels(x @ own.T, exact), "1", f"dB of the output, {words}, int4 g64"
+    )
 
 # %% [markdown]
-# These inputs are made up: channels differ a hundredfold in size, which is AWQ's case, and are mixed,
-# which is GPTQ's. On real layers the order changes from one to the next and the gains are smaller:
-# judge by what the model says. **QAT** goes further: it trains with the rounding in the forward
-# pass, and the gradient passes through `round` as if it were not there.
+# These inputs are made up: channels differ a hundredfold in size, which is AWQ's case, and are
+# mixed, which is GPTQ's. On real layers the order changes from one to the next and the gains are
+# smaller: judge by what the model says. **QAT** goes further: it trains with the rounding in the
+# forward pass, and the gradient passes through `round` as if it were not there.
 #
 # ## Packing, and reading it back
 #
@@ -149,10 +157,10 @@ for bits in (16, 8, 4.25):
 # %% [markdown]
 # ## Judging it
 #
-# The best single measure is the *KL divergence* between the original's and the new model's next-token
-# distributions, averaged over text: it sees every change, while a benchmark of 1,000 questions has an
-# error of ±1.5% by counting alone. Perplexity goes with it; tasks confirm. All with confidence
-# intervals. Here is what a change of logits does to both:
+# The best single measure is the *KL divergence* between the original's and the new model's
+# next-token distributions, averaged over text: it sees every change, while a benchmark of 1,000
+# questions has an error of ±1.5% by counting alone. Perplexity goes with it; tasks confirm. All
+# with confidence intervals. Here is what a change of logits does to both:
 #
 # %%
 logits = torch.randn(500, 1000) * 2

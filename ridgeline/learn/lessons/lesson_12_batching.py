@@ -8,7 +8,9 @@
 # %% [picture]
 from ridgeline.learn.pictures import LessonPicture
 
-picture = LessonPicture(260, "A static batch waits for its longest; in-flight batching refills at once")
+picture = LessonPicture(
+    260, "A static batch waits for its longest; in-flight batching refills at once"
+)
 picture.text(20, 30, "static batch of 3: the next ones wait for the longest", "bold")
 for row, (length, look) in enumerate(((9, "a"), (3, "b"), (5, "c"))):
     picture.box(40, 42 + row * 24, length * 40, 20, "", look)
@@ -26,10 +28,10 @@ picture.text(40, 248, "steps →", "soft")
 # %% [markdown]
 # ## Two kinds of work
 #
-# A model of 8.03 billion parameters in bf16, H200: a decode step reads 16 GB, 3.7 ms at least, for 1
-# row or for 100. A prompt of 2,000 tokens does 2 · 8.03e9 · 2000 = 32 TFLOP: 40 ms of 801 TFLOP/s. So
-# one prompt takes as long as eleven decode steps; that is why long prompts are cut into *chunks* that
-# go along with the others' decode rows.
+# A model of 8.03 billion parameters in bf16, H200: a decode step reads 16 GB, 3.7 ms at least, for
+# 1 row or for 100. A prompt of 2,000 tokens does 2 · 8.03e9 · 2000 = 32 TFLOP: 40 ms of 801
+# TFLOP/s. So one prompt takes as long as eleven decode steps; that is why long prompts are cut into
+# *chunks* that go along with the others' decode rows.
 #
 # %%
 from ridgeline.learn.session import Session
@@ -82,9 +84,9 @@ here.figure("in_flight_gain", static / continuous, "1", "times as many tokens a 
 # ## Pages
 #
 # A token's keys and values stay in the *KV cache*: 2 (K and V) · layers · KV heads · head width ·
-# bytes. Llama-3.1-8B: 2 · 32 · 8 · 128 · 2 = 131 kB a token; 8,192 tokens are 1.07 GB. Reserving the
-# longest possible context for each request wastes nearly all of it. Pages of 16 tokens waste at most
-# 15 tokens a request, half a page on average.
+# bytes. Llama-3.1-8B: 2 · 32 · 8 · 128 · 2 = 131 kB a token; 8,192 tokens are 1.07 GB. Reserving
+# the longest possible context for each request wastes nearly all of it. Pages of 16 tokens waste at
+# most 15 tokens a request, half a page on average.
 #
 # %%
 PAGE, LONGEST = 16, 8192
@@ -92,15 +94,17 @@ contexts = [random.randint(100, 2000) for _ in range(1000)]
 used = sum(contexts)
 paged = sum(-(-context // PAGE) * PAGE for context in contexts)
 here.figure("kv_token", 2 * 32 * 8 * 128 * 2, "B", "KV cache of a token, Llama-3.1-8B in bf16")
-here.figure("reserved_use", used / (len(contexts) * LONGEST), "1", "share used, 8,192 reserved each")
+here.figure(
+    "reserved_use", used / (len(contexts) * LONGEST), "1", "share used, 8,192 reserved each"
+)
 here.figure("paged_use", used / paged, "1", "share used, in pages of 16")
 
 # %% [markdown]
 # ## Prefixes
 #
-# A system prompt of 1,000 tokens is the same in every request: its keys and values are the same too.
-# Full pages are kept under their tokens and the page before them; a request that begins alike holds
-# the same pages. This is the engine's own prefix cache, integers only:
+# A system prompt of 1,000 tokens is the same in every request: its keys and values are the same
+# too. Full pages are kept under their tokens and the page before them; a request that begins alike
+# holds the same pages. This is the engine's own prefix cache, integers only:
 #
 # %%
 from array import array
@@ -118,6 +122,7 @@ for at in range(0, len(tokens) - PAGE + 1, PAGE):  # the first request's full pa
 match = cache.match("tenant", array("i", [*system, 6000, 6001]))
 second = len(match.pages) * PAGE
 here.figure("shared", second, "1", "tokens of the second request (1,002) that are already there")
+
 
 # %% [markdown]
 # 62 whole pages of 16 are 992; the page that holds tokens 993 to 1,002 differs at its end. What is
@@ -140,8 +145,8 @@ here.figure("shared", second, "1", "tokens of the second request (1,002) that ar
 #
 # ## Exercise
 #
-# Admission: given the free pages and the waiting requests as (prompt tokens, tokens already cached in
-# full pages), admit in order while their pages fit. A request needs pages for its prompt and one
+# Admission: given the free pages and the waiting requests as (prompt tokens, tokens already cached
+# in full pages), admit in order while their pages fit. A request needs pages for its prompt and one
 # token more, less the cached ones. Stop at the first that does not fit (no overtaking). Return how
 # many are admitted.
 #

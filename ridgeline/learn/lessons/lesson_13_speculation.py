@@ -2,8 +2,9 @@
 # # Speculative decoding, and why it can be exact
 #
 # A decode step reads all weights for one token. Checking five tokens reads them once too: below the
-# ridge, more rows are free. So let something cheap *draft* a few tokens and let the model check them
-# in one pass. Done right, the result has exactly the distribution that the model alone would have.
+# ridge, more rows are free. So let something cheap *draft* a few tokens and let the model check
+# them in one pass. Done right, the result has exactly the distribution that the model alone would
+# have.
 #
 # %% [picture]
 from ridgeline.learn.pictures import LessonPicture
@@ -31,8 +32,8 @@ picture.text(140, 202, "4 tokens from one reading of the weights", "soft")
 #
 # Why the result is p: token x is produced by acceptance with probability q(x) · min(1, p(x)/q(x)) =
 # min(q(x), p(x)). All rejections together have probability 1 − Σ min(p, q) = Σ max(0, p − q), which
-# is just what the residual was divided by. So x comes by rejection with max(0, p(x) − q(x)). The sum
-# of the two is p(x). It holds for *any* q; a bad draft costs time, never correctness.
+# is just what the residual was divided by. So x comes by rejection with max(0, p(x) − q(x)). The
+# sum of the two is p(x). It holds for *any* q; a bad draft costs time, never correctness.
 #
 # %%
 from ridgeline.learn.session import Session
@@ -53,11 +54,15 @@ replaced = torch.multinomial(residual, count, replacement=True, generator=genera
 result = torch.where(accepted, drafted, replaced)
 shares = torch.bincount(result, minlength=4) / count
 here.figure("accepted", float(accepted.float().mean()), "1", "accepted (Σ min(p, q) = 0.6)")
-here.figure("furthest", float((shares - p).abs().max()), "1", "largest distance from p, 400,000 draws")
+here.figure(
+    "furthest", float((shares - p).abs().max()), "1", "largest distance from p, 400,000 draws"
+)
 wrong = torch.multinomial(p, count, replacement=True, generator=generator)
 shortcut = torch.where(accepted, drafted, wrong)
 off = (torch.bincount(shortcut, minlength=4) / count - p).abs().max()
-here.figure("shortcut", float(off), "1", "the same if rejections draw from p instead of the residual")
+here.figure(
+    "shortcut", float(off), "1", "the same if rejections draw from p instead of the residual"
+)
 
 # %% [markdown]
 # Drawing from p after a rejection looks harmless and is wrong: accepted tokens favour what both
@@ -67,10 +72,10 @@ here.figure("shortcut", float(off), "1", "the same if rejections draw from p ins
 #
 # ## What it brings
 #
-# If each draft is accepted with probability α, k drafts give on average 1 + α + α² + … + αᵏ =
-# (1 − αᵏ⁺¹) / (1 − α) tokens a pass: the accepted ones and one of the model's own. With α = 0.8 and k
-# = 4: 3.36. A pass over k + 1 rows and k draft steps of cost c (a share of a pass) take 1 + k·c:
-# 3.36 / (1 + 4 · 0.1) = 2.4 times as fast. Simulated and by the formula:
+# If each draft is accepted with probability α, k drafts give on average 1 + α + α² + … + αᵏ = (1 −
+# αᵏ⁺¹) / (1 − α) tokens a pass: the accepted ones and one of the model's own. With α = 0.8 and k =
+# 4: 3.36. A pass over k + 1 rows and k draft steps of cost c (a share of a pass) take 1 + k·c: 3.36
+# / (1 + 4 · 0.1) = 2.4 times as fast. Simulated and by the formula:
 #
 # %%
 
@@ -104,19 +109,22 @@ for rows in (1, 5, 320):
 here.figure("five_rows", times[5] / times[1], "1", "time of 5 rows over that of one")
 here.figure("many_rows", times[320] / times[1], "1", "time of 320 rows over that of one")
 
+
 # %% [markdown]
 # ## Who drafts
 #
 # - a small model of the same tokenizer: α of 0.6 to 0.8, at the cost of another model;
 # - the prompt itself (*n-gram* or prompt lookup): the last few tokens are looked up in what is
-#   there already, and what followed is the draft. Nothing to compute; great for editing and quoting;
+#   there already, and what followed is the draft. Nothing to compute; great for editing and
+#   quoting;
 # - extra heads on the model (Medusa, EAGLE, multi-token prediction): trained for it.
 #
 # ## Take along
 #
 # - Accept with min(1, p/q), else draw from max(0, p − q): exact for any draft.
 # - Tokens a pass: (1 − αᵏ⁺¹) / (1 − α); choose k by that over 1 + k·c.
-# - It lives on idle arithmetic: gains at small batches, losses at large ones. Measure while running.
+# - It lives on idle arithmetic: gains at small batches, losses at large ones. Measure while
+#   running.
 # - Test it by the distribution with sampling, and token by token with greedy decoding.
 #
 # ## In the tree

@@ -2,8 +2,8 @@
 # # Serving: TTFT, TPOT, Little's law, goodput
 #
 # A server's speed is not one number. A user waits for the first token (*TTFT*, time to first token:
-# queue and prefill), then for each further one (*TPOT*, time per output token). The operator pays for
-# tokens a second. The two pull against each other, and the batch is where they meet.
+# queue and prefill), then for each further one (*TPOT*, time per output token). The operator pays
+# for tokens a second. The two pull against each other, and the batch is where they meet.
 #
 # %% [picture]
 from ridgeline.learn.pictures import LessonPicture
@@ -25,8 +25,8 @@ picture.arrow(60, 180, 674, 180, "end-to-end latency = TTFT + (output tokens −
 #     requests in the system = arrivals a second × seconds each stays       (L = λ · W)
 #
 # No assumption about distributions. 5 requests a second that stay 4 s are 20 at once: the batch you
-# must have room for. Read backwards: with KV cache for 20 requests and 4 s each, more than 5 a second
-# cannot be served, whatever the scheduler.
+# must have room for. Read backwards: with KV cache for 20 requests and 4 s each, more than 5 a
+# second cannot be served, whatever the scheduler.
 #
 # ## A server in forty lines
 #
@@ -89,9 +89,14 @@ def percentile(values: list[float], share: float) -> float:
 for rate in (5, 20, 35, 60):
     served = simulate(rate)
     here.figure(
-        f"ttft_{rate}", percentile([each.ttft for each in served], 0.99), "s", f"TTFT, p99, {rate}/s"
+        f"ttft_{rate}",
+        percentile([each.ttft for each in served], 0.99),
+        "s",
+        f"TTFT, p99, {rate}/s",
     )
-    here.figure(f"tpot_{rate}", percentile([each.tpot for each in served], 0.99), "s", "… TPOT, p99")
+    here.figure(
+        f"tpot_{rate}", percentile([each.tpot for each in served], 0.99), "s", "… TPOT, p99"
+    )
     span = max(each.last for each in served)
     in_system = sum(each.last - each.arrived for each in served) / span
     stay = sum(each.last - each.arrived for each in served) / len(served)
@@ -99,10 +104,10 @@ for rate in (5, 20, 35, 60):
     here.figure(f"in_system_{rate}", in_system, "1", "… requests in the system (= λ · W)")
 
 # %% [markdown]
-# From 20 to 60 requests a second the p99 of TTFT goes from a tenth of a second to many seconds: beyond
-# *capacity* the queue grows for as long as the load lasts, and any percentile you quote is a
-# statement about how long you measured. Capacity here: a prompt and a step for each request admitted,
-# 20 ms + (4 ms + 0.05 ms · rows) with some 100 rows is 29 ms, so about 35 a second.
+# From 20 to 60 requests a second the p99 of TTFT goes from a tenth of a second to many seconds:
+# beyond *capacity* the queue grows for as long as the load lasts, and any percentile you quote is a
+# statement about how long you measured. Capacity here: a prompt and a step for each request
+# admitted, 20 ms + (4 ms + 0.05 ms · rows) with some 100 rows is 29 ms, so about 35 a second.
 #
 # ## Goodput
 #
@@ -114,7 +119,10 @@ for rate in (20, 35, 60):
     served = simulate(rate)
     good = [each for each in served if each.ttft <= 0.5 and each.tpot <= 0.030]
     span = max(each.last for each in served)
-    here.figure(f"goodput_{rate}", len(good) / span, "1", f"goodput (requests/s) at {rate}/s offered")
+    here.figure(
+        f"goodput_{rate}", len(good) / span, "1", f"goodput (requests/s) at {rate}/s offered"
+    )
+
 
 # %% [markdown]
 # ## Measure it like that
@@ -140,7 +148,8 @@ for rate in (20, 35, 60):
 #
 # ## In the tree
 #
-# - `ridgeline/bench/serve/`: open-loop load on an endpoint; it finds the highest rate inside bounds.
+# - `ridgeline/bench/serve/`: open-loop load on an endpoint; it finds the highest rate inside
+#   bounds.
 # - `ridgeline/server/metrics/`: what a server counts.
 # - `ridgeline/planning/serving/`: fleets by simulation; `ridgeline plan --for serve`.
 # - `docs/serve.md`: the server.
@@ -148,8 +157,8 @@ for rate in (20, 35, 60):
 # ## Exercise
 #
 # From (arrived, first token, last token, output tokens) of each request, all in seconds, return the
-# goodput over `span` seconds: requests with TTFT ≤ `ttft` and TPOT ≤ `tpot`, a second. A request of one
-# token has no TPOT and meets any bound on it.
+# goodput over `span` seconds: requests with TTFT ≤ `ttft` and TPOT ≤ `tpot`, a second. A request of
+# one token has no TPOT and meets any bound on it.
 #
 # %% [exercise]
 def goodput(
@@ -178,5 +187,11 @@ def trials(answer: Callable[..., float]) -> Iterator[AnswerTrial]:
         answer, [quick, slow], 0.5, 0.03, 10.0, want=0.1, hint="5 s for 100 gaps: 50 ms a token"
     )
     yield AnswerTrial.of(
-        answer, [(0.0, 0.1, 0.1, 1)], 0.5, 0.03, 2.0, want=0.5, hint="one token: no gap to divide by"
+        answer,
+        [(0.0, 0.1, 0.1, 1)],
+        0.5,
+        0.03,
+        2.0,
+        want=0.5,
+        hint="one token: no gap to divide by",
     )

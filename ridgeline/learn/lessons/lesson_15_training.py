@@ -8,7 +8,9 @@
 from ridgeline.learn.pictures import LessonPicture
 
 picture = LessonPicture(240, "Memory of training 8 billion parameters with Adam, by what holds it")
-picture.text(20, 32, "8.03 billion parameters, bf16 with fp32 master weights, Adam: 18 bytes each", "bold")
+picture.text(
+    20, 32, "8.03 billion parameters, bf16 with fp32 master weights, Adam: 18 bytes each", "bold"
+)
 rows = (
     ("weights, bf16", 16 / 70, "16 GB", "a"),
     ("gradients, fp32", 32 / 70, "32 GB", "b"),
@@ -17,7 +19,9 @@ rows = (
 )
 picture.bars(10, 48, rows)
 picture.text(20, 190, "144 GB before a single activation: more than an H200's 141. Hence sharding,")
-picture.text(20, 210, "8-bit moments, gradients in bf16, or adapters (LoRA), which train 0.1 to 1% of it.")
+picture.text(
+    20, 210, "8-bit moments, gradients in bf16, or adapters (LoRA), which train 0.1 to 1% of it."
+)
 
 # %% [markdown]
 # ## Work
@@ -34,10 +38,12 @@ here = Session("training")
 
 # %%
 import torch
-import torch.nn.functional as F
+from torch.nn import functional as F
 from torch import Tensor
 
-here.figure("days", 6 * 8e9 * 15e12 / (400e12 * 1000) / 86400, "1", "days for 8B on 15T, 1,000 GPUs")
+here.figure(
+    "days", 6 * 8e9 * 15e12 / (400e12 * 1000) / 86400, "1", "days for 8B on 15T, 1,000 GPUs"
+)
 layers, width, rows = (12, 2048, 8192) if here.is_gpu else (6, 512, 1024)
 kind = torch.bfloat16 if here.is_gpu else torch.float32
 torch.manual_seed(0)
@@ -76,14 +82,16 @@ with torch.no_grad():
 step_s = here.seconds(lambda: step(x))
 here.figure("ratio", step_s / forward_s, "1", "forward and backward over forward (3 by count)")
 rate = here.ceiling("matrix_bf16" if here.is_gpu else "matrix_fp32")
-here.figure("mfu", 6 * num_parameters * rows / step_s / rate, "1", "MFU of it, of the measured rate")
+here.figure(
+    "mfu", 6 * num_parameters * rows / step_s / rate, "1", "MFU of it, of the measured rate"
+)
 
 # %% [markdown]
 # ## Activations, and recomputation
 #
 # Backward needs what forward computed: here for each layer x (width), the product (4·width) and its
-# GELU (4·width), 9·width numbers a token. *Recomputation* (gradient checkpointing) keeps x alone and
-# computes the rest again: a ninth of the memory, a third more work (4 passes instead of 3).
+# GELU (4·width), 9·width numbers a token. *Recomputation* (gradient checkpointing) keeps x alone
+# and computes the rest again: a ninth of the memory, a third more work (4 passes instead of 3).
 #
 # %%
 
@@ -123,19 +131,23 @@ here.figure("recompute_cost", again_s / step_s, "1", "a step's time with it over
 losses = [torch.tensor([4.0, 4.0, 4.0, 4.0]), torch.tensor([1.0])]
 means = sum(float(each.mean()) for each in losses) / 2
 whole = float(torch.cat(losses).mean())
-here.figure("mean_of_means", means, "1", "mean of micro-batches' means (4 tokens at 4.0, one at 1.0)")
+here.figure(
+    "mean_of_means", means, "1", "mean of micro-batches' means (4 tokens at 4.0, one at 1.0)"
+)
 here.figure("whole_mean", whole, "1", "mean over all tokens: what is meant")
+
 
 # %% [markdown]
 # ## fp8, and hyperparameters
 #
-# fp8 doubles the matrix rate (1,465 against 801 TFLOP/s on an H200), for the products alone: forward
-# in e4m3, gradients in e5m2 or e4m3, a scale for each tensor or block, sums and master weights as
-# before. Attention, norms and the optimizer stay, so a step gains less than its products do.
+# fp8 doubles the matrix rate (1,465 against 801 TFLOP/s on an H200), for the products alone:
+# forward in e4m3, gradients in e5m2 or e4m3, a scale for each tensor or block, sums and master
+# weights as before. Attention, norms and the optimizer stay, so a step gains less than its products
+# do.
 #
-# The learning rate matters more than all of it. Find it by a range test (raise it over a few hundred
-# steps and look where the loss turns), warm up, decay by cosine or linearly; scale it by about the
-# square root of the batch. `ridgeline tune lr` does the test and gives a verdict.
+# The learning rate matters more than all of it. Find it by a range test (raise it over a few
+# hundred steps and look where the loss turns), warm up, decay by cosine or linearly; scale it by
+# about the square root of the batch. `ridgeline tune lr` does the test and gives a verdict.
 #
 # ## Take along
 #
@@ -146,7 +158,8 @@ here.figure("whole_mean", whole, "1", "mean over all tokens: what is meant")
 #
 # ## In the tree
 #
-# - `ridgeline/training/naive.py`: the plain loop; `ridgeline/training/stepping/step.py`: the fast one.
+# - `ridgeline/training/naive.py`: the plain loop; `ridgeline/training/stepping/step.py`: the fast
+#   one.
 # - `ridgeline/training/memory/`: the plan before anything is loaded (`ridgeline train --dry-run`).
 # - `ridgeline/training/saving/`: checkpoints; `ridgeline/training/stepping/fp8.py`: fp8.
 # - `ridgeline/configs/training.py`: named runs as functions that return a config.
@@ -155,8 +168,9 @@ here.figure("whole_mean", whole, "1", "mean over all tokens: what is meant")
 # ## Exercise
 #
 # Bytes a device needs for weights, gradients, master weights and moments: bf16 weights (2), fp32
-# gradients (4), fp32 master (4), two fp32 moments (8), over `shard` devices. Stage 0 shards nothing,
-# 1 the optimizer's state (master and moments), 2 gradients too, 3 weights too (ZeRO's stages).
+# gradients (4), fp32 master (4), two fp32 moments (8), over `shard` devices. Stage 0 shards
+# nothing, 1 the optimizer's state (master and moments), 2 gradients too, 3 weights too (ZeRO's
+# stages).
 #
 # %% [exercise]
 def device_bytes(parameters: float, shard: int, stage: int) -> float:

@@ -8,18 +8,31 @@
 # %% [picture]
 from ridgeline.learn.pictures import LessonPicture
 
-picture = LessonPicture(280, "Two devices: what each holds under data, tensor, pipeline, context parallel")
+picture = LessonPicture(
+    280, "Two devices: what each holds under data, tensor, pipeline, context parallel"
+)
 names = ("replicate", "shard (FSDP)", "tensor", "pipeline", "context")
-said = ("all weights,\nhalf the batch", "half of each weight,\nfetched when used", "half of each\nmatrix",
-        "half of the\nlayers", "half of each\nsequence")  # fmt: skip
-sent = ("gradients", "weights, gradients", "activations, 4× a layer", "activations at the cut", "keys and values")
+held = (
+    "all weights,\nhalf the batch",
+    "half of each weight,\nfetched when used",
+    "half of each\nmatrix",
+    "half of the\nlayers",
+    "half of each\nsequence",
+)
+sent = (
+    "gradients",
+    "weights, gradients",
+    "activations, 4× a layer",
+    "activations at the cut",
+    "keys and values",
+)
 for at, name in enumerate(names):
     x = 18 + at * 139
     picture.text(x + 62, 34, name, "mid bold")
-    picture.box(x, 48, 124, 70, said[at], "a")
+    picture.box(x, 48, 124, 70, held[at], "a")
     picture.arrow(x + 62, 150, x + 62, 120)
     picture.arrow(x + 62, 122, x + 62, 152)
-    picture.box(x, 152, 124, 70, said[at], "b")
+    picture.box(x, 152, 124, 70, held[at], "b")
     picture.text(x + 62, 244, sent[at], "mid soft")
 picture.text(20, 268, "below: what the two send each other in a step", "soft")
 
@@ -29,21 +42,21 @@ picture.text(20, 268, "below: what the two send each other in a step", "soft")
 # | kind | splits | sends in a step, each device | use it |
 # |---|---|---|---|
 # | replicate (data) | the batch | 2 × gradients (all-reduce) | model fits one device |
-# | shard (FSDP, ZeRO-3) | weights, gradients, moments | weights twice, gradients once | it does not fit |
+# | shard (FSDP, ZeRO-3) | weights, gradients, moments | weights twice, gradients | too large |
 # | tensor | each matrix | 4 all-reduces of activations a layer | inside a node |
 # | sequence | norms' activations, along tokens | the same bytes as tensor | together with tensor |
 # | pipeline | layers | activations at cuts | between nodes |
 # | context | each sequence | keys and values | long contexts |
-# | expert | experts of a mixture | tokens, twice all-to-all | mixtures |
+# | expert | a mixture's experts | tokens, twice all-to-all | mixtures |
 #
-# A ring all-reduce over n devices sends 2·(n − 1)/n times the bytes from each: nearly twice, whatever
-# n is. An all-gather or reduce-scatter is half of it.
+# A ring all-reduce over n devices sends 2·(n − 1)/n times the bytes from each: nearly twice,
+# whatever n is. An all-gather or reduce-scatter is half of it.
 #
 # ## Links
 #
-# NVLink on an H100 or H200 is 900 GB/s for both directions, 450 each way; a DGX joins 8 GPUs through
-# switches at that rate. Between nodes each GPU has a 400 Gbit/s card: 50 GB/s, nine times less. A
-# SuperPOD's unit is 32 such nodes, 256 GPUs. So: tensor inside the node, the rest across.
+# NVLink on an H100 or H200 is 900 GB/s for both directions, 450 each way; a DGX joins 8 GPUs
+# through switches at that rate. Between nodes each GPU has a 400 Gbit/s card: 50 GB/s, nine times
+# less. A SuperPOD's unit is 32 such nodes, 256 GPUs. So: tensor inside the node, the rest across.
 #
 # %%
 from ridgeline.learn.session import Session
@@ -54,17 +67,23 @@ here = Session("parallelism")
 gradients = 2 * 8.03e9  # bytes, bf16
 for name, link in (("nvlink", 450e9), ("network", 50e9)):
     here.figure(
-        f"all_reduce_{name}", 2 * 7 / 8 * gradients / link, "s", f"all-reduce of 8B's gradients, {name}"
+        f"all_reduce_{name}",
+        2 * 7 / 8 * gradients / link,
+        "s",
+        f"all-reduce of 8B's gradients, {name}",
     )
 layer = 8192 * 4096 * 2  # bytes: 8,192 tokens of width 4,096 in bf16
 for name, link in (("nvlink", 450e9), ("network", 50e9)):
     here.figure(
-        f"tensor_{name}", 32 * 4 * 2 * 7 / 8 * layer / link, "s", f"tensor=8, 8B, 8,192 tokens, {name}"
+        f"tensor_{name}",
+        32 * 4 * 2 * 7 / 8 * layer / link,
+        "s",
+        f"tensor=8, 8B, 8,192 tokens, {name}",
     )
 
 # %% [markdown]
-# The step's own work, 6 · 8.03e9 · 8192 / 8 devices at 600 TFLOP/s, is 82 ms: 33 ms of NVLink beside
-# it can be borne and partly hidden, 300 ms of network cannot.
+# The step's own work, 6 · 8.03e9 · 8192 / 8 devices at 600 TFLOP/s, is 82 ms: 33 ms of NVLink
+# beside it can be borne and partly hidden, 300 ms of network cannot.
 #
 # ## Tensor parallel is exact algebra
 #
@@ -73,7 +92,7 @@ for name, link in (("nvlink", 450e9), ("network", 50e9)):
 #
 # %%
 import torch
-import torch.nn.functional as F
+from torch.nn import functional as F
 
 torch.manual_seed(0)
 x, up, down = torch.randn(5, 64), torch.randn(256, 64) * 0.1, torch.randn(64, 256) * 0.1
@@ -82,7 +101,9 @@ halves = [
     F.linear(F.silu(F.linear(x, up[part])), down[:, part])
     for part in (slice(0, 128), slice(128, 256))
 ]
-here.figure("tensor_error", float((sum(halves) - whole).abs().max()), "1", "tensor=2 against one device")
+here.figure(
+    "tensor_error", float((sum(halves) - whole).abs().max()), "1", "tensor=2 against one device"
+)
 
 # %% [markdown]
 # ## Two ranks that really talk
@@ -139,21 +160,22 @@ here.missing("several GPUs", "NCCL over NVLink; `ridgeline bench collectives` ti
 # %% [markdown]
 # ## The pipeline's bubble
 #
-# p stages and m micro-batches: the first device waits for the last. Filling and draining cost (p − 1)
-# of m + p − 1 slots: with 4 stages and 8 micro-batches 27%. Interleaving v stages a device divides
-# the fill by v; zero-bubble schedules fill it with the weights' gradients, which nobody waits for.
-# These are simulated by the same code that orders a run:
+# p stages and m micro-batches: the first device waits for the last. Filling and draining cost (p −
+# 1) of m + p − 1 slots: with 4 stages and 8 micro-batches 27%. Interleaving v stages a device
+# divides the fill by v; zero-bubble schedules fill it with the weights' gradients, which nobody
+# waits for. These are simulated by the same code that orders a run:
 #
 # %%
 from ridgeline.parallel.bubbles import bubble_share
 from ridgeline.parallel.layout import Layout
 
 for schedule, stages in (("1f1b", 1), ("interleaved", 2), ("zero-bubble", 2)):
-    layout = Layout(pipeline=4, stages=stages, schedule=schedule)  # type: ignore[arg-type]
+    layout = Layout(pipeline=4, stages=stages, schedule=schedule)
     here.figure(
         f"bubble_{schedule.replace('-', '_')}", bubble_share(layout, 8), "1",
         f"bubble, 4 devices, 8 micro-batches, {schedule}",
     )  # fmt: skip
+
 
 # %% [markdown]
 # ## Choose in this order
@@ -166,12 +188,14 @@ for schedule, stages in (("1f1b", 1), ("interleaved", 2), ("zero-bubble", 2)):
 # 4. Pipeline across nodes when networks are slow; context for sequences that do not fit; expert for
 #    mixtures.
 #
-# `ridgeline plan MODEL --gpus 2048xH100 --for train` searches all of them and says why not otherwise.
+# `ridgeline plan MODEL --gpus 2048xH100 --for train` searches all of them and says why not
+# otherwise.
 #
 # ## Take along
 #
 # - Count bytes over the slowest link, beside the work that can hide them.
-# - Ring all-reduce: 2(n − 1)/n of the bytes; FSDP: weights twice and gradients once, 1.5 times that.
+# - Ring all-reduce: 2(n − 1)/n of the bytes; FSDP: weights twice and gradients once, 1.5 times
+#   that.
 # - Tensor parallel stays inside NVLink; pipelines cross nodes.
 # - Any layout is held to the one-device result before it is timed.
 #

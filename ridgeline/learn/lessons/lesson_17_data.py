@@ -12,19 +12,26 @@ picture = LessonPicture(250, "Rows against columns, and a string column as offse
 picture.text(20, 32, "rows: one object after the other", "bold")
 for at in range(3):
     picture.cells(30 + at * 200, 44, 60, ["text", "url", "score"], ["a", "n", "b"])
-picture.text(20, 130, "columns (Arrow): each field side by side; strings as offsets into one buffer", "bold")
+picture.text(
+    20, 130, "columns (Arrow): each field side by side; strings as offsets into one buffer", "bold"
+)
 picture.cells(30, 142, 44, ["0", "5", "8", "20"], ["c"] * 4)
 picture.box(230, 142, 250, 42, "helloskyridgelineroof", "a")
 picture.cells(510, 142, 44, [".9", ".4", ".7"], ["b"] * 3)
-picture.text(30, 214, "offsets: text k is bytes offsets[k] to offsets[k + 1]; no object, no pointer, no copy", "soft")
+picture.text(
+    30,
+    214,
+    "offsets: text k is bytes offsets[k] to offsets[k + 1]; no object, no pointer, no copy",
+    "soft",
+)
 
 # %% [markdown]
 # ## Columns
 #
 # *Arrow* is the layout in memory: each column one buffer (strings: offsets and bytes), the same in
 # every language and on the GPU, so handing data over copies nothing. *Parquet* is the file: columns
-# in row groups, compressed, with the least and largest value of each, so that a reader skips what it
-# does not need. Sum one field of a million records as objects, and as a column:
+# in row groups, compressed, with the least and largest value of each, so that a reader skips what
+# it does not need. Sum one field of a million records as objects, and as a column:
 #
 # %%
 from ridgeline.learn.session import Session
@@ -40,7 +47,7 @@ count = 300_000
 records = [{"text": "x", "url": "y", "score": at * 0.5} for at in range(count)]
 column = torch.tensor([record["score"] for record in records], dtype=torch.float64)
 began = time.perf_counter()
-by_rows = sum(record["score"] for record in records)  # type: ignore[misc]
+by_rows = sum(record["score"] for record in records)
 rows_s = time.perf_counter() - began
 columns_s = here.seconds(column.sum)
 assert abs(by_rows - float(column.sum())) < 1e-6 * by_rows
@@ -111,9 +118,10 @@ if here.is_gpu:
 taken = here.seconds(lambda: signatures(many, at_many, bands=26, rows=8))
 here.figure("signatures", many.numel() / taken, "B/s", "text through MinHash")
 
+
 # %% [markdown]
-# The estimate is a count of 208 draws, so its standard error at s = 0.8 is √(0.8 · 0.2 / 208) = 0.028:
-# good enough to choose candidates, which are then compared exactly.
+# The estimate is a count of 208 draws, so its standard error at s = 0.8 is √(0.8 · 0.2 / 208) =
+# 0.028: good enough to choose candidates, which are then compared exactly.
 #
 # ## On GPUs
 #
@@ -142,8 +150,8 @@ here.figure("signatures", many.numel() / taken, "B/s", "text through MinHash")
 #
 # ## Exercise
 #
-# The probability that a pair of similarity s shares at least one of `bands` bands of `rows` rows, and
-# the fewest bands of `rows` rows for which that is at least `wanted`.
+# The probability that a pair of similarity s shares at least one of `bands` bands of `rows` rows,
+# and the fewest bands of `rows` rows for which that is at least `wanted`.
 #
 # %% [exercise]
 def compared(s: float, bands: int, rows: int) -> float:

@@ -42,10 +42,10 @@ for at, (left, right) in enumerate(rows):
 #
 # - Nothing may assume 32: reductions by shuffles, masks of lanes, `num_warps` (4 warps are 128
 #   threads on NVIDIA and 256 on AMD).
-# - Tiles that use 128 KB of shared memory do not fit. A bf16 product's stage of BM×BK and BK×BN with
-#   128, 128, 64 is 32 KB: two stages fill the LDS.
-# - fp8 on gfx942 is the *fnuz* kind (bias 8 instead of 7, no −0): its codes mean other numbers. gfx950
-#   has the usual one.
+# - Tiles that use 128 KB of shared memory do not fit. A bf16 product's stage of BM×BK and BK×BN
+#   with 128, 128, 64 is 32 KB: two stages fill the LDS.
+# - fp8 on gfx942 is the *fnuz* kind (bias 8 instead of 7, no −0): its codes mean other numbers.
+#   gfx950 has the usual one.
 #
 # %%
 from ridgeline.learn.session import Session
@@ -99,11 +99,15 @@ mi300 = compiled_instructions(
 here.figure("wgmma", h200["wgmma.mma_async"], "1", "wgmma in the kernel for an H200")
 here.figure("mfma", mi300["v_mfma"], "1", "v_mfma in the kernel for an MI300X")
 here.figure("ds_read", mi300["ds_read"], "1", "… reads from LDS")
-here.missing("an AMD GPU", "the rates; on one, run `ridgeline hardware` and `ridgeline bench kernels`")
+here.missing(
+    "an AMD GPU", "the rates; on one, run `ridgeline hardware` and `ridgeline bench kernels`"
+)
+
 
 # %% [markdown]
-# Every op of the project is compiled that way for gfx942 and gfx950 in the tests, which refuse spilled
-# registers and too much LDS: `ridgeline kernels compile --op rms_norm --target sm_90,gfx942`.
+# Every op of the project is compiled that way for gfx942 and gfx950 in the tests, which refuse
+# spilled registers and too much LDS: `ridgeline kernels compile --op rms_norm --target
+# sm_90,gfx942`.
 #
 # ## CUDA C++ to HIP
 #
@@ -116,8 +120,8 @@ here.missing("an AMD GPU", "the rates; on one, run `ridgeline hardware` and `rid
 #
 # 1. `ridgeline hardware`: copy, matrix rates, launch cost: which share of the datasheet is there?
 # 2. `ridgeline kernels check`: every op against its reference on the device.
-# 3. `ridgeline bench kernels --save results`: shares of the measured limits; tiles chosen for NVIDIA
-#    will not be the best: `ridgeline kernels tune` chooses anew.
+# 3. `ridgeline bench kernels --save results`: shares of the measured limits; tiles chosen for
+#    NVIDIA will not be the best: `ridgeline kernels tune` chooses anew.
 # 4. `rocprofv3 --kernel-trace --stats -- ridgeline bench engine demo`: times by kernel.
 #
 # ## Take along
@@ -160,6 +164,8 @@ from ridgeline.learn.trials import AnswerTrial
 def trials(answer: Callable[..., int]) -> Iterator[AnswerTrial]:
     yield AnswerTrial.of(answer, 64, 0, 4, want=8, hint="512 / 64 = 8, and 8 is the most")
     yield AnswerTrial.of(answer, 65, 0, 4, want=7, hint="65 registers take 72: 512 // 72")
-    yield AnswerTrial.of(answer, 128, 32768, 4, want=2, hint="two groups' LDS fit, one wave a SIMD each")
+    yield AnswerTrial.of(
+        answer, 128, 32768, 4, want=2, hint="two groups' LDS fit, one wave a SIMD each"
+    )
     yield AnswerTrial.of(answer, 128, 0, 8, want=4, hint="16 waves: two groups of 8")
     yield AnswerTrial.of(answer, 256, 0, 16, want=0, hint="16 waves do not fit where 8 do")

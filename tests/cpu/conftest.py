@@ -19,19 +19,17 @@ import interpreter
 
 interpreter.install()
 
-# Each takes 8 s of CPU or more, or waits as long (2026-11-15).
+# Each takes 8 s of CPU or more, or waits as long (2026-11-19).
 LONGEST = (
-    *(
-        "test_compile.py",
-        "test_demo.py",
-        "test_kernels.py",
-        "test_replicas.py",
-        "test_server_page.py",
-    ),
-    *("test_skinny_cuda.py", "test_sample_rows.py", "test_supervisor.py", "test_rank_processes.py"),
-    *("test_bench_serve.py", "test_deterministic.py", "test_server_life.py", "test_cli.py"),
-    *("test_bench_engine.py", "test_server_soak.py", "test_report_page.py", "test_speculation.py"),
-    *("test_ladder_workers.py", "test_scheduler_random.py", "test_engine.py", "test_grammar.py"),
+    *("test_compile.py", "test_kernels.py", "test_corpus_kills.py", "test_rank_saving.py"),
+    *("test_skinny_cuda.py", "test_cli.py", "test_train_layout.py", "test_speculation.py"),
+    *("test_engine.py", "test_server_command.py", "test_replicas.py", "test_documents.py"),
+    *("test_demo.py", "test_supervisor.py", "test_rank_processes.py", "test_rank_starting.py"),
+    *("test_tune_command.py", "test_layout_steps.py", "test_layout_scale.py"),
+    *("test_rank_adapters.py", "test_deterministic.py", "test_sample_rows.py", "test_grammar.py"),
+    *("test_server_page.py", "test_server_life.py", "test_bench_serve.py", "test_bench_engine.py"),
+    *("test_decode_cuda.py", "test_server_soak.py", "test_report_page.py"),
+    *("test_ladder_workers.py", "test_scheduler_random.py"),
 )
 
 

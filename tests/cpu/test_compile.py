@@ -26,6 +26,7 @@ from ridgeline.cli.kernels import compile_rows, exit_code, finished, render
 from ridgeline.kernels.compile import (
     CompiledKernel,
     argument_type,
+    handles_bytes,
     recorded_calls,
     undefined_reads,
 )
@@ -191,6 +192,22 @@ def test_no_constant_is_smaller_than_fp32s_normal_numbers(name: str) -> None:
         for call in recorded_calls(op, case, TARGETS["sm_90"]):
             numbers = [each for each in call.constants.values() if isinstance(each, float)]
             assert all(abs(each) >= 2.0**-126 for each in numbers if each), call.kernel.__name__
+
+
+@pytest.mark.parametrize(
+    ("line", "so"),
+    [
+        ("prmt.b32 %r12, %r9, %r10, 0x5410U;", True),
+        ("cvt.rn.f16x2.e4m3x2 %r4, %rs1;", True),
+        ("ld.global.v4.b8 { %rs1, %rs2, %rs3, %rs4 }, [ %rd1 + 0 ];", True),
+        ("cvt.s16.s8 %rs5, %rs4;", True),
+        ("ld.global.v2.b32 { %r1, %r2 }, [ %rd1 + 0 ];", False),
+        ("cvt.rn.bf16x2.f32 %r7, %r5, %r6;", False),
+        (".extern .shared .align 16 .b8 global_smem[];\n.b8 101", False),
+    ],
+)
+def test_kernels_that_handle_bytes_are_disassembled(line: str, so: bool) -> None:
+    assert handles_bytes(line) is so
 
 
 def test_arguments_get_the_types_a_launch_gives_them() -> None:

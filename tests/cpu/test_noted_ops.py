@@ -5,6 +5,7 @@ cost and a count of launches. Nothing else would say that one was forgotten.
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ PACKAGE = Path(ridgeline.__file__).parent
 NOTING = ("Note", "note", "_note", "_noted")  # called with an op's name
 
 
+@cache
 def noted_ops() -> set[str]:
     """Names of ops that stand in calls of NOTING, anywhere in the package."""
     names: set[str] = set()

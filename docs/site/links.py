@@ -1,5 +1,5 @@
-"""Checks the built site: every link, picture, script and style that is not elsewhere leads to a file,
-every anchor to an element. MkDocs checks what is written in Markdown; this looks at what came out.
+"""Checks the built site: every link, picture, script and style that is not elsewhere leads to a
+file, every anchor to an element. MkDocs checks what is written in Markdown; this looks at what came out.
 
 python docs/site/links.py build/site
 """

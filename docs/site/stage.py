@@ -99,12 +99,14 @@ def write(path: Path, text: str) -> None:
 def configuration() -> str:
     """mkdocs.yml with the lessons and how-tos in place, beside what it builds."""
     text = (ROOT / "docs/site/mkdocs.yml").read_text()
-    course = "".join(f"\n          - learn/{lesson.slug}.md" for lesson in lessons())
+    course = "".join(
+        f"\n          - {json.dumps(f'{lesson.number}. {lesson.title}')}: learn/{lesson.slug}.md"
+        for lesson in lessons()
+    )
     how_tos = sorted((ROOT / "docs/how-to").glob("*.md"), key=lambda path: path.stem != "index")
     listed = "".join(f"\n      - how-to/{path.name}" for path in how_tos)
     text = text.replace(" LESSONS", course).replace(" HOW-TOS", listed)
-    text = text.replace("../../build/", "").replace("paths: [../..]", "paths: [..]")
-    return text
+    return text.replace("../../build/", "").replace("paths: [../..]", "paths: [..]")
 
 
 def api_page() -> str:

@@ -4,6 +4,7 @@ their figures are those of the records they link to.
     ```python            run, all blocks of a document one after the other, on the embedded model
     ```python excerpt    stands in a source file just so
     ```python client     is only compiled: it needs a server
+    ```python lesson     stands in a lesson, which test_learn.py runs
     ```sh                `ridgeline …` lines go through the real parsers, `make …` names a target
 """
 
@@ -32,6 +33,8 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
     [
         *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs" / "learn").glob("*.md"),
+        *(ROOT / "docs" / "how-to").glob("*.md"),
         *(
             ROOT / name
             for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "results/README.md")
@@ -60,13 +63,13 @@ class Block(NamedTuple):
 
 
 def blocks(document: Path) -> Iterator[Block]:
-    for head, text in re.findall(r"^```(\S.*?)\n(.*?)^```$", document.read_text(), re.M | re.S):
+    for head, text in re.findall(r"^ *```(\S.*?)\n(.*?)^ *```$", document.read_text(), re.M | re.S):
         language, _, kind = head.partition(" ")
         yield Block(language, kind, text)
 
 
 def prose(document: Path) -> str:
-    return re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.M | re.S)
+    return re.sub(r"^ *```.*?^ *```$", "", document.read_text(), flags=re.M | re.S)
 
 
 def shell_lines(document: Path) -> list[str]:
@@ -90,7 +93,7 @@ def test_lines_have_one_width(document: Path) -> None:
     wide = [
         f"{number}: {line}"
         for number, line in enumerate(lines, 1)
-        if len(line) > WIDTH and not line.startswith(("|", "[", "!"))  # a table's row is one line
+        if len(line) > WIDTH and not line.lstrip().startswith(("|", "[", "!"))  # a table's row is one line
     ]
     assert wide == []
 
@@ -306,10 +309,14 @@ def test_exit_codes_are_those_of_the_errors() -> None:
 
 
 def test_the_glossary_is_short() -> None:
-    words = re.findall(r"^\| ([a-z ]+) \|", (ROOT / "docs/glossary.md").read_text(), re.M)
+    """Of words that the project gives a meaning of its own; those of the field are the course's."""
+    own, field = (ROOT / "docs/glossary.md").read_text().split("## Words of the field")
+    words = re.findall(r"^\| ([a-z ]+) \|", own, re.M)
     words.remove("word")
     assert words == sorted(words)
     assert len(words) <= 25
+    others = re.findall(r"^\| ([\w. '-]+) \|", field, re.M)[1:]
+    assert others == sorted(others, key=str.lower)
 
 
 def test_extras_that_are_named_exist() -> None:

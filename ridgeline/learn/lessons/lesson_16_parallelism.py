@@ -14,7 +14,7 @@ picture = LessonPicture(
 names = ("replicate", "shard (FSDP)", "tensor", "pipeline", "context")
 held = (
     "all weights,\nhalf the batch",
-    "half of each weight,\nfetched when used",
+    "half of each,\nfetched when used",
     "half of each\nmatrix",
     "half of the\nlayers",
     "half of each\nsequence",
@@ -22,7 +22,7 @@ held = (
 sent = (
     "gradients",
     "weights, gradients",
-    "activations, 4× a layer",
+    "activations",
     "activations at the cut",
     "keys and values",
 )

@@ -258,6 +258,14 @@ class Recipe:
         default=None,
         metadata=field_help("quantize the weights while loading, e.g. int8, int4-g128 or fp8"),
     )
+    blocks: bool | None = field(
+        default=None,
+        metadata=field_help(
+            "multiply a GGUF file's quantized blocks as they are, with inputs rounded to int8 "
+            "(default: on a CPU with a C++ compiler, unless a scheme or deterministic is asked "
+            "for); otherwise they are expanded"
+        ),
+    )
     head: Head = field(
         default="plain",
         metadata=field_help(

@@ -21,7 +21,7 @@ struct Product {
 static void finish_panel(const Product& is, int64_t panel, const CodedRows& x, int64_t row,
                          int64_t count, int64_t columns, bool cold, const float* residual,
                          int64_t residual_stride, float* out) {
-    Floats own[64], up[64];
+    Floats own[ROW_CHUNK], up[ROW_CHUNK];
     const int64_t column = panel * LANES;
     const int width = lanes_left(columns, column);
     is.matrix->multiply(panel, x, row, count, cold, own);
@@ -45,8 +45,8 @@ extern "C" void ridgeline_block_linear_multiply(const void* product, const float
     const int64_t panels = (columns + LANES - 1) / LANES;
     const Linear<float> of = {x, x_stride, nullptr, nullptr, 0, is.norm, is.eps, is.offset,
                               0, out, rows, matrix.depth, columns};
-    CodedRows coded = {nullptr, matrix.depth, matrix.digits()};
-    coded.memory = reinterpret_cast<uint8_t*>(room<0>(rows * coded.stride() / sizeof(float)));
+    CodedRows coded = {nullptr, matrix.depth, matrix.digits(), rows};
+    coded.memory = reinterpret_cast<uint8_t*>(room<0>(coded.bytes() / sizeof(float)));
     const bool cold = rows <= 4;
     std::atomic<int64_t> next = 0;
     const int64_t at_once = std::max<int64_t>(1, panels / (threads * 16));
@@ -62,8 +62,8 @@ extern "C" void ridgeline_block_linear_multiply(const void* product, const float
             const int64_t first = next.fetch_add(at_once);
             if (first >= panels) break;
             for (int64_t panel = first; panel < std::min(panels, first + at_once); ++panel) {
-                for (int64_t row = 0; row < rows; row += 64) {
-                    finish_panel(is, panel, coded, row, std::min<int64_t>(64, rows - row), columns,
+                for (int64_t row = 0; row < rows; row += ROW_CHUNK) {
+                    finish_panel(is, panel, coded, row, std::min(ROW_CHUNK, rows - row), columns,
                                  cold, residual, residual_stride, out);
                 }
             }

@@ -27,9 +27,10 @@ inline Sums begin(int32_t value) { return {_mm512_set1_epi32(value)}; }
 inline CodeBytes code_bytes(const uint8_t* from) { return {_mm512_loadu_si512(from)}; }
 template <bool EIGHT_BITS>
 inline void dot(Sums& sums, CodeBytes codes, const int8_t* four) {
-    int32_t word;
-    std::memcpy(&word, four, sizeof(word));
-    sums.lanes = _mm512_dpbusd_epi32(sums.lanes, codes.bytes, _mm512_set1_epi32(word));
+    // GCC 12 would read the four bytes with an instruction of their own.
+    asm("vpdpbusd %2%{1to16%}, %1, %0"
+        : "+v"(sums.lanes)
+        : "v"(codes.bytes), "m"(*reinterpret_cast<const int32_t*>(four)));
 }
 inline CodeBytes masked(CodeBytes codes, uint8_t mask) {
     return {_mm512_and_si512(codes.bytes, _mm512_set1_epi8(static_cast<char>(mask)))};
@@ -223,6 +224,17 @@ inline Floats as_floats(const Sums& sums) {
 }
 
 #endif
+
+// The sum of sixteen words.
+inline int32_t added(Words words) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32(same_bits<__m512i>(words));
+#else
+    int32_t total = 0;
+    for (int i = 0; i < LANES; ++i) total += words[i];
+    return total;
+#endif
+}
 
 // Sixteen numbers of two bytes: a loop over them would convert one at a time in GCC 12.
 inline Floats from_halves(const void* from) {

@@ -22,6 +22,7 @@ namespace ridgeline {
 constexpr int64_t BLOCK = 32;        // columns that share a scale
 constexpr int64_t SUPER = 8;         // blocks that share the scale of scales
 constexpr int64_t PLANE = 4 * LANES;  // bytes of a vector of codes
+constexpr int64_t ROW_CHUNK = 120;  // rows whose codes stay in a core's cache while panels pass
 constexpr int64_t HALVES = 2 * LANES;  // bytes of sixteen fp16
 
 enum Format { Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14,
@@ -155,42 +156,61 @@ inline auto of_format(int format, Visit visit) {
 
 // --- x -------------------------------------------------------------------------------------------
 
-// Rows of x as codes. `DIGITS` 1: int8 with a scale for each block, as GGUF's Q8_0 has them. 2: two
-// digits of 8 bits, which lose 2^-16 of a block's largest number.
+// Rows of x as codes, `digits` 1: int8 with a scale for each block, as GGUF's Q8_0 has them; 2: two
+// digits of 8 bits, which lose 2^-16 of a block's largest number. As many rows as are multiplied at
+// once lie together, block by block, so that one pointer reaches all of them: of R rows a block is
+//
+//   codes [digits][R][32], scales [R], scaled sums [R], sums [R], sums of halves [2][R]
 struct CodedRows {
     uint8_t* memory;
-    int64_t depth, digits;
+    int64_t depth, digits, rows;
 
     int64_t blocks() const { return depth / BLOCK; }
-    int64_t stride() const { return (depth * digits + blocks() * 20 + 63) / 64 * 64; }
-    uint8_t* row(int64_t r) const { return memory + r * stride(); }
-    int8_t* codes(int64_t r) const { return reinterpret_cast<int8_t*>(row(r)); }
-    float* scales(int64_t r) const { return reinterpret_cast<float*>(row(r) + depth * digits); }
-    float* scaled_sums(int64_t r) const { return scales(r) + blocks(); }
-    int32_t* sums(int64_t r) const { return reinterpret_cast<int32_t*>(scaled_sums(r) + blocks()); }
-    int32_t* half_sums(int64_t r) const { return sums(r) + blocks(); }  // two a block
+    int64_t block_bytes() const { return BLOCK * digits + 20; }  // of one row
+    int64_t bytes() const { return rows * blocks() * block_bytes(); }
+    // How many lie together from `row` on, which is the first of them.
+    int64_t together(int64_t row) const {
+        const int64_t left = rows - row;
+        if (left >= MOST_ROWS) return MOST_ROWS;
+        return left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    }
+    const uint8_t* group(int64_t first) const { return memory + first * blocks() * block_bytes(); }
 };
+
+// Where row r stands: its group's memory, how many are in it, and its number there.
+struct RowPlace {
+    uint8_t* group;
+    int64_t count, number;
+};
+inline RowPlace place_in(const CodedRows& rows, int64_t r) {
+    int64_t first = r / MOST_ROWS * MOST_ROWS;
+    while (first + rows.together(first) <= r) first += rows.together(first);
+    return {const_cast<uint8_t*>(rows.group(first)), rows.together(first), r - first};
+}
 
 inline void code_row(const float* from, const CodedRows& to, int64_t r) {
     const float most_whole = to.digits == 1 ? 127.0f : 127.0f * 256 + 127;
-    int8_t* codes = to.codes(r);
-    float *scales = to.scales(r), *scaled = to.scaled_sums(r);
-    int32_t *sums = to.sums(r), *half_sums = to.half_sums(r);
-    for (int64_t b = 0; b < to.blocks(); ++b) {
+    const auto [group, count, number] = place_in(to, r);
+    uint8_t* block = group;
+    for (int64_t b = 0; b < to.blocks(); ++b, block += count * to.block_bytes()) {
         const Floats x[2] = {load(from + b * BLOCK), load(from + b * BLOCK + LANES)};
         Floats size[2];
         for (int h = 0; h < 2; ++h) {
             size[h] = same_bits<Floats>(same_bits<Words>(x[h]) & 0x7fffffff);
         }
         // What is not finite makes the whole block so.
+        const Floats both = size[0] + size[1];
         const float most = largest(pick(size[0] > size[1], size[0], size[1]));
-        const float scale = std::fmax(most, 1e-30f) * (1.0f / most_whole) +
-                            0.0f * sum(size[0] + size[1]);
+        const float scale =
+            std::fmax(most, 1e-30f) * (1.0f / most_whole) + 0.0f * sum(both);
         const float inverse = 1.0f / scale;
+        int8_t* codes = reinterpret_cast<int8_t*>(block) + number * BLOCK;
+        float* scales = reinterpret_cast<float*>(block + count * BLOCK * to.digits);
+        int32_t* sums = reinterpret_cast<int32_t*>(scales + 2 * count);
         int32_t total = 0;
         for (int h = 0; h < 2; ++h) {
             const Words whole = rounded(x[h] * inverse);
-            int8_t* at = codes + b * BLOCK + h * LANES;
+            int8_t* at = codes + h * LANES;
             if (to.digits == 1) {
                 const Bytes first = narrowed(whole);
                 std::memcpy(at, &first, sizeof(first));
@@ -198,118 +218,115 @@ inline void code_row(const float* from, const CodedRows& to, int64_t r) {
                 const Words high = (whole + 128) >> 8;
                 const Bytes first = narrowed(high), second = narrowed(whole - (high << 8));
                 std::memcpy(at, &first, sizeof(first));
-                std::memcpy(at + to.depth, &second, sizeof(second));
+                std::memcpy(at + count * BLOCK, &second, sizeof(second));
             }
-            half_sums[2 * b + h] = static_cast<int32_t>(sum(converted<Floats>(whole)));
-            total += half_sums[2 * b + h];
+            const int32_t of_half = added(whole);
+            sums[(1 + h) * count + number] = of_half;
+            total += of_half;
         }
-        scales[b] = scale;
-        sums[b] = total;
-        scaled[b] = scale * static_cast<float>(total);
+        scales[number] = scale;
+        scales[count + number] = scale * static_cast<float>(total);
+        sums[number] = total;
     }
 }
 
 // --- a panel times rows ----------------------------------------------------------------------------
 
-template <class F, int R, int DIGITS, int Q>
-inline void four_quads(const uint8_t* codes, const int8_t* const* x, int64_t low_digits,
-                       Sums (*sums)[R][DIGITS]) {
+// Codes of columns 4q on, and of 16 + 4q on, with R rows' inputs; LOW, HIGH: which of both.
+template <class F, int R, bool LOW, bool HIGH, int Q = 0>
+inline void four_quads(const uint8_t* codes, const int8_t* x, Sums (&sums)[R]) {
     if constexpr (Q < 4) {
-        constexpr bool EIGHT = F::Bits::EIGHT;
-        constexpr int SECOND = F::HALF_SCALES ? 1 : 0;
         CodeBytes low, high;
         F::Bits::template quads<Q>(codes, low, high);
+        if constexpr (LOW) {
 #pragma GCC unroll 12
-        for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
-            for (int d = 0; d < DIGITS; ++d) {
-                const int8_t* own = x[r] + d * low_digits + 4 * Q;
-                dot<EIGHT>(sums[0][r][d], low, own);
-                dot<EIGHT>(sums[SECOND][r][d], high, own + LANES);
+            for (int r = 0; r < R; ++r) dot<F::Bits::EIGHT>(sums[r], low, x + r * BLOCK + 4 * Q);
+        }
+        if constexpr (HIGH) {
+#pragma GCC unroll 12
+            for (int r = 0; r < R; ++r) {
+                dot<F::Bits::EIGHT>(sums[r], high, x + r * BLOCK + LANES + 4 * Q);
             }
         }
-        four_quads<F, R, DIGITS, Q + 1>(codes, x, low_digits, sums);
+        four_quads<F, R, LOW, HIGH, Q + 1>(codes, x, sums);
     }
 }
 
-// Sixteen outputs of R rows of x from `row` on; `ahead`: bytes that are asked for before they are due.
-template <class F, int R, int DIGITS>
-inline void panel_times(const uint8_t* panel, const CodedRows& x, int64_t row, int64_t ahead,
+// Sixteen outputs of R rows that lie together at `x`; `ahead`: bytes asked for before they are due.
+template <class F, int R>
+inline void panel_times(const uint8_t* panel, const uint8_t* x, int64_t blocks, int64_t ahead,
                         Floats* results) {
-    const int8_t* codes[R];
-    const float *scales[R], *scaled[R];
-    const int32_t* sums_of[R];
+    constexpr int64_t CODES = F::DIGITS * R * BLOCK;
+    Floats held[R];
 #pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-        codes[r] = x.codes(row + r);
-        scales[r] = x.scales(row + r);
-        scaled[r] = x.scaled_sums(row + r);
-        sums_of[r] = F::HALF_SCALES ? x.half_sums(row + r) : x.sums(row + r);
-        results[r] = Floats{};
-    }
-    constexpr int HALF = F::HALF_SCALES ? 2 : 1;
-    for (int64_t b = 0; b < x.blocks(); ++b) {
+    for (int r = 0; r < R; ++r) held[r] = Floats{};
+    for (int64_t b = 0; b < blocks; ++b, x += CODES + 20 * R) {
         const uint8_t* from = F::codes(panel, b);
-        if (ahead) {
+        if (R <= 4 && ahead) {
 #pragma GCC unroll 8
             for (int64_t line = 0; line < F::Bits::BYTES; line += 64) {
                 __builtin_prefetch(from + line + ahead);
             }
         }
-        Sums sums[HALF][R][DIGITS];
+        const int8_t* codes = reinterpret_cast<const int8_t*>(x);
+        const float* scales = reinterpret_cast<const float*>(x + CODES);
+        const int32_t* sums_of = reinterpret_cast<const int32_t*>(scales + 2 * R);
+        Sums sums[R];
+        auto start = [&](const int32_t* taken) {
 #pragma GCC unroll 12
-        for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
-            for (int half = 0; half < HALF; ++half) {
-                sums[half][r][0] = begin(DIGITS == 1 ? -F::ZERO * sums_of[r][HALF * b + half] : 0);
-                if constexpr (DIGITS == 2) {
-                    sums[half][r][1] = begin(-F::ZERO * sums_of[r][HALF * b + half]);
-                }
-            }
-        }
-        const int8_t* at[R];
-#pragma GCC unroll 12
-        for (int r = 0; r < R; ++r) at[r] = codes[r] + b * BLOCK;
-        four_quads<F, R, DIGITS, 0>(from, at, x.depth, sums);
-#pragma GCC unroll 2
-        for (int half = 0; half < HALF; ++half) {
+            for (int r = 0; r < R; ++r) sums[r] = begin(F::ZERO ? -F::ZERO * taken[r] : 0);
+        };
+        auto add = [&](int half) {
             const Floats scale = F::scale(panel, b, half);
 #pragma GCC unroll 12
+            for (int r = 0; r < R; ++r) held[r] += as_floats(sums[r]) * (scale * scales[r]);
+        };
+        if constexpr (F::HALF_SCALES) {
+            start(sums_of + R);
+            four_quads<F, R, true, false>(from, codes, sums);
+            add(0);
+            start(sums_of + 2 * R);
+            four_quads<F, R, false, true>(from, codes, sums);
+            add(1);
+        } else if constexpr (F::DIGITS == 2) {
+#pragma GCC unroll 12
+            for (int r = 0; r < R; ++r) sums[r] = begin(0);
+            four_quads<F, R, true, true>(from, codes, sums);
+#pragma GCC unroll 12
             for (int r = 0; r < R; ++r) {
-                Sums& all = sums[half][r][0];
-                if constexpr (DIGITS == 2) all = with_digit(all, sums[half][r][1]);
-                results[r] += as_floats(all) * (scale * scales[r][b]);
+                sums[r] = with_digit(sums[r], begin(F::ZERO ? -F::ZERO * sums_of[r] : 0));
             }
+            four_quads<F, R, true, true>(from, codes + R * BLOCK, sums);
+            add(0);
+        } else {
+            start(sums_of);
+            four_quads<F, R, true, true>(from, codes, sums);
+            add(0);
         }
         if constexpr (F::HAS_OFFSETS) {
             const Floats offset = F::offset(panel, b);
 #pragma GCC unroll 12
-            for (int r = 0; r < R; ++r) results[r] += offset * scaled[r][b];
+            for (int r = 0; r < R; ++r) held[r] += offset * scales[R + r];
         }
     }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) results[r] = held[r];
 }
 
-// As many rows as `count` says, which is at most MOST_ROWS.
-template <class F, int DIGITS>
+// `count` rows from `row` on, where those that lie together begin and end.
+template <class F>
 inline void panel_rows(const uint8_t* panel, const CodedRows& x, int64_t row, int64_t count,
                        int64_t ahead, Floats* results) {
-    constexpr int MOST = DIGITS == 2 || F::HALF_SCALES ? MOST_ROWS / 2 : MOST_ROWS;
+    const int64_t blocks = x.blocks();
     while (count > 0) {
-        int64_t done = 1;
-        if (count >= MOST) {
-            done = MOST;
-            panel_times<F, MOST, DIGITS>(panel, x, row, ahead, results);
-        } else if (MOST > 8 && count >= 8) {
-            done = 8;
-            panel_times<F, MOST < 8 ? MOST : 8, DIGITS>(panel, x, row, ahead, results);
-        } else if (MOST > 4 && count >= 4) {
-            done = 4;
-            panel_times<F, MOST < 4 ? MOST : 4, DIGITS>(panel, x, row, ahead, results);
-        } else if (count >= 2) {
-            done = 2;
-            panel_times<F, 2, DIGITS>(panel, x, row, ahead, results);
-        } else {
-            panel_times<F, 1, DIGITS>(panel, x, row, ahead, results);
+        const uint8_t* group = x.group(row);
+        const int64_t done = x.together(row);
+        switch (done) {
+            case 1: panel_times<F, 1>(panel, group, blocks, ahead, results); break;
+            case 2: panel_times<F, 2>(panel, group, blocks, ahead, results); break;
+            case 4: panel_times<F, 4>(panel, group, blocks, ahead, results); break;
+            case 8: panel_times<F, MOST_ROWS < 8 ? 4 : 8>(panel, group, blocks, ahead, results); break;
+            default: panel_times<F, MOST_ROWS>(panel, group, blocks, ahead, results);
         }
         row += done, count -= done, results += done;
     }
@@ -344,7 +361,7 @@ struct Matrix {
         const int64_t ahead = cold ? 2048 : 0;
         of_format(static_cast<int>(part->format), [&](auto format) {
             using F = decltype(format);
-            panel_rows<F, F::DIGITS>(from, x, row, count, ahead, results);
+            panel_rows<F>(from, x, row, count, ahead, results);
         });
         if (bias == nullptr) return;
         const int64_t column = number * LANES;

@@ -12,7 +12,6 @@
 
 using namespace ridgeline;
 
-constexpr int64_t ROW_CHUNK = 120;  // rows whose codes stay in a core's cache while panels pass
 constexpr int64_t OWN_ROWS = 2;     // up to so many, each thread makes the codes for itself
 constexpr int64_t STAGES = 6;       // counters of a layer
 
@@ -74,8 +73,8 @@ public:
         attended = q + tokens * q_size;
         inner = attended + tokens * q_size;
         partials = inner + tokens * of.mlp_size;
-        const CodedRows widest = {nullptr, std::max({of.hidden, q_size, of.mlp_size}), 2};
-        coded_floats = tokens * widest.stride() / sizeof(float);
+        const int64_t widest = std::max({of.hidden, q_size, of.mlp_size});
+        coded_floats = CodedRows{nullptr, widest, 2, tokens}.bytes() / sizeof(float);
         own = tokens <= OWN_ROWS;
         shared = own ? nullptr : room<3>(coded_floats);
     }
@@ -132,7 +131,7 @@ private:
     CodedRows coded(int thread, float* own_codes, const float* x, const float* norm,
                     const Matrix& next) {
         const CodedRows rows = {reinterpret_cast<uint8_t*>(own ? own_codes : shared), next.depth,
-                                next.digits()};
+                                next.digits(), step.num_tokens};
         const Linear<float> from = normed(x, norm, next.depth);
         float* memory = room<1>(from.padded());
         const int64_t step_by = own ? 1 : team.size;

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import gc
+import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,14 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.bench.engine import EngineRun, Percentiles, as_record, check_fits, run_workload
-from ridgeline.bench.peers import PEERS, PeerRun, peer_runs, transformers_peer
+from ridgeline.bench.llama_cpp import LlamaCpp, check_gguf
+from ridgeline.bench.peers import (
+    PEERS,
+    PeerRun,
+    llama_cpp_runs,
+    peer_runs,
+    transformers_peer,
+)
 from ridgeline.bench.start import time_start
 from ridgeline.cli.arguments.options import add_flags, add_model, add_save, add_workload, from_flags
 from ridgeline.cli.arguments.parser import group
@@ -24,7 +32,7 @@ from ridgeline.data.workload import Workload
 from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.execution.work import matrix_dtype
 from ridgeline.engine.loading.saved import saved_recipe
-from ridgeline.errors import UsageError
+from ridgeline.errors import UnsupportedError, UsageError
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.clocks import Clocks, ClockSampler
 from ridgeline.hardware.units import human_bytes, is_over, over_words
@@ -91,7 +99,12 @@ def add_measuring(parser: argparse.ArgumentParser) -> None:
         help="time dtypes and schemes in alternating rounds, e.g. fp32,bf16,int8; int8+head adds "
         "an int8 head, bf16+lookup adds prompt lookup; schemes use --dtype for the rest",
     )
-    measuring.add_argument("--peer", choices=PEERS, help="also time this library on the workload")
+    measuring.add_argument(
+        "--peer",
+        choices=PEERS,
+        help="also time this library on the workload; llama.cpp, on a CPU and a GGUF file, in turns "
+        "with the rounds (pip install llama-cpp-python)",
+    )
     measuring.add_argument(
         "--start",
         choices=("warm", "cold"),
@@ -131,18 +144,53 @@ def measured(
 ) -> tuple[Hardware, list[EngineRun], list[PeerRun]]:
     """The machine with the ceilings that are needed, the rounds, and the peer's."""
     engine = subject.engine
+    if args.peer == LLAMA_CPP and hardware.device_type != "cpu":
+        raise UnsupportedError("--peer llama.cpp is timed on a CPU; add --device cpu")
     workload, *others = asked_workloads(args, engine, hardware)
     if others:
         raise UsageError("several categories need --compare; give one category, or add --compare")
     units = matrix_dtype(engine.model, engine.recipe)
     hardware = measure(hardware, {"read_bandwidth", f"matrix_{units}"}, progress)
     warm_up(engine, workload, hardware, args.warm_up)
+    if args.peer == LLAMA_CPP:
+        with clocks:
+            return hardware, *beside_llama_cpp(args, subject, workload, hardware, progress)
     with clocks:
         runs = [run_workload(engine, workload, hardware, progress) for _ in range(args.rounds)]
     if args.peer is None:
         return hardware, runs, []
     peer = transformers_peer(subject.source, engine.recipe.dtype, hardware.device)
     return hardware, runs, list(peer_runs(peer, workload, progress))
+
+
+def beside_llama_cpp(
+    args: argparse.Namespace,
+    subject: BenchSubject,
+    workload: Workload,
+    hardware: Hardware,
+    progress: Progress,
+) -> tuple[list[EngineRun], list[PeerRun]]:
+    """A round of ours, a round of theirs, and so on: whatever else the machine does, it does to
+    both. Of their rounds the median of each kind counts.
+    """
+    longest = max(request.num_tokens for request in workload.requests)
+    path, threads = check_gguf(subject.source), torch.get_num_threads()
+    peer = LlamaCpp(path, threads, context=longest + 1, num_requests=len(workload.requests))
+    print(f"llama.cpp, {threads} threads: {peer.build}", file=sys.stderr)
+    runs: list[EngineRun] = []
+    theirs: dict[str, list[PeerRun]] = {}
+    try:
+        for _ in range(args.rounds):
+            runs.append(run_workload(subject.engine, workload, hardware, progress))
+            for run in llama_cpp_runs(peer, workload, progress):
+                theirs.setdefault(run.name, []).append(replace(run, build=peer.build))
+    finally:
+        peer.close()
+    medians = [
+        sorted(each, key=lambda run: run.output_tokens_per_s)[len(each) // 2]
+        for each in theirs.values()
+    ]
+    return runs, medians
 
 
 def check(args: argparse.Namespace) -> None:
@@ -239,6 +287,7 @@ def document(
         "rounds": [run.output_tokens_per_s for run in runs],
         "best_round": best.output_tokens_per_s,
         **run_json(median),
+        "peer": args.peer,
         "peers": [
             {
                 **asdict(peer),
@@ -372,7 +421,7 @@ def throughput_table(result: dict[str, Any]) -> Table:
     table.add_row("memory planned", human_bytes(planned), taken)
     for peer in result["peers"]:
         speedup = f"Ridgeline: {peer['speedup']:.2f}x"
-        name = f"transformers {peer['name']}"
+        name = f"{result['peer']} {peer['name']}"
         table.add_row(name, f"{peer['output_tokens_per_s']:.1f}", speedup)
     return table
 

@@ -261,8 +261,8 @@ class Recipe:
     blocks: bool | None = field(
         default=None,
         metadata=field_help(
-            "multiply a GGUF file's quantized blocks as they are, with inputs rounded to int8 "
-            "(default: on a CPU with a C++ compiler, unless a scheme or deterministic is asked "
+            "on a CPU, multiply a GGUF file's blocks as they are, with inputs rounded to int8 "
+            "(default: yes with a C++ compiler, unless a dtype, scheme or deterministic is asked "
             "for); otherwise they are expanded"
         ),
     )

@@ -4,6 +4,9 @@ whole models give the plain loop's tokens.
 
 from __future__ import annotations
 
+import platform
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -271,3 +274,72 @@ def test_scales_that_are_no_numbers(sizes: None, tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(CheckpointError, match=r"blk\.0\.ffn_up\.weight' has scales that are NaN"):
         in_blocks(path)
+
+
+HARNESS = """
+#include "{source}"
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+int main() {{
+    const int formats[] = {{2, 3, 6, 7, 8, 12, 13, 14}};
+    for (int format : formats) {{
+        const int64_t depth = 512, outputs = 35, rows = 31;
+        const int64_t bytes = file_bytes(format, depth);
+        std::vector<uint8_t> file(bytes * outputs);
+        for (uint8_t& byte : file) byte = rand();
+        for (int64_t i = 0; i + 1 < (int64_t)file.size(); ++i) file[i] &= 0x3b;  // finite halves
+        std::vector<uint8_t> panels(3 * ridgeline_block_linear_panel_bytes(format, depth));
+        ridgeline_block_linear_pack(format, file.data(), outputs, depth, panels.data(), 1);
+        std::vector<float> weight(outputs * depth), x(rows * depth), out(rows * outputs);
+        ridgeline_block_linear_expand(format, panels.data(), outputs, depth, weight.data(), 1);
+        for (size_t i = 0; i < x.size(); ++i) x[i] = i % 32 ? rand() % 255 - 127 : 127;
+        const Matrix matrix = {{{{{{panels.data(), outputs, (int64_t)panels.size() / 3, format}}}},
+                              1, depth, outputs, nullptr}};
+        const Product product = {{&matrix, nullptr, 0, 0, 0}};
+        ridgeline_block_linear_multiply(&product, x.data(), depth, nullptr, 0, out.data(), rows, 2);
+        double worst = 0;
+        for (int64_t r = 0; r < rows; ++r) {{
+            for (int64_t o = 0; o < outputs; ++o) {{
+                double sum = 0, size = 0;
+                for (int64_t i = 0; i < depth; ++i) {{
+                    const double term = (double)x[r * depth + i] * weight[o * depth + i];
+                    sum += term, size += std::fabs(term);
+                }}
+                worst = std::max(worst, std::fabs(out[r * outputs + o] - sum) / (size + 1e-30));
+            }}
+        }}
+        printf("%d %g\\n", format, worst);
+        if (!(worst < 1e-6)) return 1;
+    }}
+}}
+"""
+PATHS = {
+    "AVX2": ("c++", ["-mavx2", "-mfma", "-mf16c"], []),
+    "AVX-512 without VNNI": ("c++", ["-march=skylake-avx512"], []),
+    "plain loops": ("c++", [], []),
+    "NEON with dot products": (
+        "aarch64-linux-gnu-g++-12",
+        ["-march=armv8.2-a+dotprod+fp16"],
+        ["qemu-aarch64-static"],
+    ),
+    "NEON without": ("aarch64-linux-gnu-g++-12", ["-march=armv8-a"], ["qemu-aarch64-static"]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PATHS)
+def test_every_processors_path_gives_the_same(path: str, tmp_path: Path) -> None:
+    """Built for other processors than this one, and run here where it or an emulator can."""
+    compiler, flags, emulator = PATHS[path]
+    if not all(map(shutil.which, [compiler, *emulator])):
+        pytest.skip(f"{compiler} or {emulator} is not installed")
+    if compiler == "c++" and platform.machine() != "x86_64":
+        pytest.skip("its instructions are another processor's")
+    if "512" in path and "avx512bw" not in host_library.processor():
+        pytest.skip("no AVX-512 here")
+    program, text = tmp_path / "program", tmp_path / "main.cpp"
+    text.write_text(HARNESS.format(source=host_library.source("block_linear")))
+    common = ["-O2", "-fopenmp", "-static", "-fno-math-errno", "-fno-trapping-math", "-std=c++17"]
+    subprocess.run([compiler, *common, "-w", *flags, "-o", program, text], check=True)
+    subprocess.run([*emulator, program], check=True)

@@ -102,7 +102,7 @@ class CheckpointSource(WholeSource):
             dtype=dtype_name(dtype),
             device=self.device,
             keep_codes=keeps_codes(plan.recipe),
-            keep_blocks=keeps_blocks(plan.recipe, self.device),
+            keep_blocks=bool(plan.recipe.blocks),
             plain_head=plan.recipe.head != "plain",
             progress=progress,
         )
@@ -115,10 +115,11 @@ def keeps_codes(recipe: Recipe) -> bool:
 
 def keeps_blocks(recipe: Recipe, device: str) -> bool:
     """Whether a GGUF file's matrices stay in its own blocks: on a CPU, where kernels multiply them
-    as they are.
+    as they are; not where a dtype is asked for, which is then that of the weights.
     """
-    wanted = recipe.blocks is not False and recipe.kernels != "reference"
-    return wanted and keeps_codes(recipe) and device == "cpu" and find_compiler() is not None
+    wanted = recipe.dtype == "auto" if recipe.blocks is None else recipe.blocks
+    can = device == "cpu" and recipe.kernels != "reference" and find_compiler() is not None
+    return wanted and can and keeps_codes(recipe)
 
 
 class ModelSource(WholeSource):

@@ -2,8 +2,6 @@
 // attention over pages and MLP of a plain decoder, as models/transformer.py has them. Activations are
 // fp32 between the products and 8-bit codes in them (block_linear); what a thread has made for itself
 // it does not wait for.
-#include <omp.h>
-
 #include "../block_linear/panels.h"
 #include "../few_rows.h"
 #include "../prefill_attention/attend.h"
@@ -13,7 +11,7 @@
 using namespace ridgeline;
 
 constexpr int64_t OWN_ROWS = 2;     // up to so many, each thread makes the codes for itself
-constexpr int64_t STAGES = 6;       // counters of a layer
+constexpr int64_t STAGES = 11;      // of a layer
 
 struct Layer {  // as cpu.py lays it out
     const float *attn_norm, *mlp_norm, *q_norm, *k_norm;
@@ -53,7 +51,7 @@ struct Plan {
 class Pass {
 public:
     Pass(const Decoder& of, const Step& step, int threads)
-        : of(of), step(step), team(threads, of.num_layers * STAGES) {
+        : of(of), step(step), team(threads, of.num_layers * STAGES + 1) {
         const int64_t tokens = step.num_tokens;
         q_size = of.num_heads * of.head_dim;
         qkv_size = q_size + 2 * of.num_kv_heads * of.head_dim;
@@ -79,33 +77,31 @@ public:
         shared = own ? nullptr : room<3>(coded_floats);
     }
 
-    void run(int thread) {
+    // Stages of all threads have the same numbers, whatever a thread has done in them.
+    void run() {
         float* own_codes = own ? room<4>(coded_floats) : nullptr;
+        int64_t stage = 0;
         for (int64_t i = 0; i < of.num_layers; ++i) {
             const Layer& layer = of.layers[i];
-            const int64_t stage = i * STAGES;
-            CodedRows x = coded(thread, own_codes, step.x, layer.attn_norm, *layer.qkv);
-            product(stage, *layer.qkv, x, 0, nullptr, qkv, qkv_size);
-            team.meet();
-            if (of.kv == 0) attention<float>(thread, layer, stage + 1);
-            if (of.kv == 1) attention<Bf16>(thread, layer, stage + 1);
-            if (of.kv == 2) attention<Fp16>(thread, layer, stage + 1);
-            x = coded(thread, own_codes, attended, nullptr, *layer.out);
-            product(stage + 2, *layer.out, x, 0, step.x, step.x, of.hidden);
-            team.meet();
-            x = coded(thread, own_codes, step.x, layer.mlp_norm, *layer.gate_up);
-            product(stage + 3, *layer.gate_up, x, of.activation, nullptr, inner, of.mlp_size);
-            team.meet();
-            x = coded(thread, own_codes, inner, nullptr, *layer.down);
-            product(stage + 4, *layer.down, x, 0, step.x, step.x, of.hidden);
-            team.meet();
+            CodedRows x = coded(stage++, own_codes, step.x, layer.attn_norm, *layer.qkv);
+            product(stage++, *layer.qkv, x, 0, nullptr, qkv, qkv_size);
+            if (of.kv == 0) attention<float>(layer, stage);
+            if (of.kv == 1) attention<Bf16>(layer, stage);
+            if (of.kv == 2) attention<Fp16>(layer, stage);
+            stage += 3;
+            x = coded(stage++, own_codes, attended, nullptr, *layer.out);
+            product(stage++, *layer.out, x, 0, step.x, step.x, of.hidden);
+            x = coded(stage++, own_codes, step.x, layer.mlp_norm, *layer.gate_up);
+            product(stage++, *layer.gate_up, x, of.activation, nullptr, inner, of.mlp_size);
+            x = coded(stage++, own_codes, inner, nullptr, *layer.down);
+            product(stage++, *layer.down, x, 0, step.x, step.x, of.hidden);
         }
-        for (int64_t row = thread; row < step.num_tokens; row += team.size) {
-            const Linear<float> rows = normed(step.x, of.norm, of.hidden);
-            norm_row(rows, row, room<1>(rows.padded()));
-            std::memcpy(step.out + row * of.hidden, room<1>(rows.padded()),
-                        of.hidden * sizeof(float));
-        }
+        const Linear<float> rows = normed(step.x, of.norm, of.hidden);
+        team.share(stage, step.num_tokens, [&](int64_t row) {
+            float* memory = room<1>(rows.padded());
+            norm_row(rows, row, memory);
+            std::memcpy(step.out + row * of.hidden, memory, of.hidden * sizeof(float));
+        });
     }
 
 private:
@@ -127,19 +123,22 @@ private:
         return {x, depth, nullptr, nullptr, 0, norm, of.eps, of.offset, 0, nullptr, 0, depth, 0};
     }
 
-    // Rows of x, normed, as codes: all of them by each thread, or some by each, and then all wait.
-    CodedRows coded(int thread, float* own_codes, const float* x, const float* norm,
+    // Rows of x, normed, as codes: all of them by each thread for itself, or by all together.
+    CodedRows coded(int64_t stage, float* own_codes, const float* x, const float* norm,
                     const Matrix& next) {
         const CodedRows rows = {reinterpret_cast<uint8_t*>(own ? own_codes : shared), next.depth,
                                 next.digits(), step.num_tokens};
         const Linear<float> from = normed(x, norm, next.depth);
-        float* memory = room<1>(from.padded());
-        const int64_t step_by = own ? 1 : team.size;
-        for (int64_t row = own ? 0 : thread; row < step.num_tokens; row += step_by) {
+        auto code = [&](int64_t row) {
+            float* memory = room<1>(from.padded());
             norm_row(from, row, memory);
             code_row(memory, rows, row);
+        };
+        if (own) {
+            for (int64_t row = 0; row < step.num_tokens; ++row) code(row);
+        } else {
+            team.share(stage, step.num_tokens, code);
         }
-        if (!own) team.meet();
         return rows;
     }
 
@@ -166,7 +165,7 @@ private:
     }
 
     template <class Kv>
-    void attention(int thread, const Layer& layer, int64_t stage) {
+    void attention(const Layer& layer, int64_t stage) {
         const Turns none = {nullptr, nullptr, 0};
         const Turns& turns = layer.rope < 0 ? none : step.turns[layer.rope];
         const Placing<float, Kv> placing = {
@@ -174,10 +173,7 @@ private:
             static_cast<Kv*>(layer.k_pages), static_cast<Kv*>(layer.v_pages), layer.q_norm,
             layer.k_norm, of.eps, of.offset, q,
             Heads{of.num_heads, of.num_kv_heads, of.head_dim, of.page_size}};
-        for (int64_t token = thread; token < step.num_tokens; token += team.size) {
-            place_token(placing, token);
-        }
-        team.meet();
+        team.share(stage, step.num_tokens, [&](int64_t token) { place_token(placing, token); });
         const Plan& plan = *std::find_if(plans.begin(), plans.end(), [&](const Plan& known) {
             return known.window == layer.window;
         });
@@ -185,26 +181,22 @@ private:
         const Cache<Kv> cache = {static_cast<const Kv*>(layer.k_pages),
                                  static_cast<const Kv*>(layer.v_pages), nullptr, nullptr};
         static thread_local Scratch scratch;
-        team.share(stage, static_cast<int64_t>(plan.items.size()), [&](int64_t i) {
+        team.share(stage + 1, static_cast<int64_t>(plan.items.size()), [&](int64_t i) {
             const Item& item = plan.items[i];
             const int32_t* table = step.tables + item.sequence * step.table_stride;
             attend_item(item, shape, cache, q, table, attended, partials, scratch);
         });
-        team.meet();
-        if (plan.cuts.empty()) return;
-        if (thread == 0) merge_cuts(plan, shape);
-        team.meet();
+        team.share(stage + 2, static_cast<int64_t>(plan.cuts.size()),
+                   [&](int64_t cut) { merge_cut(plan.cuts[cut], shape); });
     }
 
-    void merge_cuts(const Plan& plan, const Shape& shape) {
+    void merge_cut(const Cut& cut, const Shape& shape) {
         const int64_t stride = shape.width + 2;
-        for (const Cut& cut : plan.cuts) {
-            for (int64_t row = 0; row < shape.group; ++row) {
-                const float* parts = partials + (cut.first_partial * shape.group + row) * stride;
-                const int64_t head = cut.kv_head * shape.group + row;
-                float* to = attended + (cut.token * shape.num_heads + head) * shape.head_dim;
-                merge(parts, cut.count, shape.group * stride, shape.width, shape.head_dim, to);
-            }
+        for (int64_t row = 0; row < shape.group; ++row) {
+            const float* parts = partials + (cut.first_partial * shape.group + row) * stride;
+            const int64_t head = cut.kv_head * shape.group + row;
+            float* to = attended + (cut.token * shape.num_heads + head) * shape.head_dim;
+            merge(parts, cut.count, shape.group * stride, shape.width, shape.head_dim, to);
         }
     }
 
@@ -220,6 +212,6 @@ private:
 extern "C" int ridgeline_decoder_pass_run(const void* decoder, const void* step, int threads) {
     Pass pass(*static_cast<const Decoder*>(decoder), *static_cast<const Step*>(step), threads);
 #pragma omp parallel num_threads(threads)
-    pass.run(omp_get_thread_num());
+    pass.run();
     return 0;
 }

@@ -1,6 +1,9 @@
-// Threads that stay together through a pass: one OpenMP region, and in it barriers that spin. A join
-// through the system costs 10 to 50 µs, of which a token of a small model would pay three hundred.
-// Where others use the cores too a thread that waits soon lets them.
+// Threads that stay together through a pass: one OpenMP region, and in it stages whose items are taken
+// by whoever gets to them. A stage is over when its items are done, not when all threads have come:
+// where others use the cores too, a thread that waits for one holds up nobody unless it has an item,
+// and goes past what was done without it. Who waits, spins: a join through the system costs 10 to 50
+// µs, of which a token of a small model would pay three hundred; after a moment others may have the
+// core.
 #pragma once
 
 #include <atomic>
@@ -22,39 +25,32 @@ inline void wait_a_moment() {
 #endif
 }
 
-struct alignas(64) Counter {
-    std::atomic<int64_t> value{0};
+struct Stage {
+    alignas(64) std::atomic<int64_t> taken{0};
+    alignas(64) std::atomic<int64_t> done{0};
 };
 
 class Team {
 public:
-    Team(int size, int64_t num_counters) : size(size), counters(new Counter[num_counters]) {}
+    Team(int size, int64_t num_stages) : size(size), stages(new Stage[num_stages]) {}
 
-    // All have come here, and see what the others have written.
-    void meet() {
-        if (size == 1) return;
-        const int64_t round = rounds.value.load(std::memory_order_acquire);
-        if (arrived.value.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
-            arrived.value.store(0, std::memory_order_relaxed);
-            rounds.value.store(round + 1, std::memory_order_release);
-            return;
-        }
-        for (int tries = 0; rounds.value.load(std::memory_order_acquire) == round; ++tries) {
-            if (tries < SPINS) wait_a_moment();
-            else sched_yield();
-        }
-    }
-
-    // `run(item)` for each item once, by whoever gets to it; `number` tells these items from others'.
+    // `run(item)` once for each item of a stage, by one of the threads, all of which call this; and
+    // all see what was written. What a thread has read before, for itself, was not changed since if
+    // it gets an item: the next stage begins when this one's items are done.
     template <class Run>
     void share(int64_t number, int64_t items, Run run) {
+        Stage& stage = stages[number];
         const int64_t at_once = items / (size * 16) + 1;
-        std::atomic<int64_t>& next = counters[number].value;
         for (;;) {
-            const int64_t first = next.fetch_add(at_once, std::memory_order_relaxed);
-            if (first >= items) return;
+            const int64_t first = stage.taken.fetch_add(at_once, std::memory_order_acquire);
+            if (first >= items) break;
             const int64_t end = first + at_once < items ? first + at_once : items;
             for (int64_t item = first; item < end; ++item) run(item);
+            stage.done.fetch_add(end - first, std::memory_order_acq_rel);
+        }
+        for (int tries = 0; stage.done.load(std::memory_order_acquire) < items; ++tries) {
+            if (tries < SPINS) wait_a_moment();
+            else sched_yield();
         }
     }
 
@@ -62,8 +58,7 @@ public:
 
 private:
     static constexpr int SPINS = 4000;  // about 100 µs
-    Counter arrived, rounds;
-    std::unique_ptr<Counter[]> counters;
+    std::unique_ptr<Stage[]> stages;
 };
 
 }  // namespace ridgeline

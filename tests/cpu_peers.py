@@ -5,8 +5,8 @@ prefill of 512 tokens, and 32 requests at once.
     make cpu-peers
 
 Needs llama-cpp-python. A round is one of ours and one of theirs after the other, so that what else
-the machine does is done to both; what counts is the median of the rounds' ratios. Seconds are of the
-clock; `--cpu-seconds` takes those of the process, for a machine that others use.
+the machine does is done to both; what counts is the median of the rounds' ratios. Seconds are of
+the clock; `--cpu-seconds` takes those of the process, for a machine that others use.
 """
 
 from __future__ import annotations

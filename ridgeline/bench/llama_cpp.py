@@ -1,5 +1,5 @@
-"""The same workload through llama.cpp on a CPU (the package llama-cpp-python), on the same GGUF file
-and threads: one request after the other, and all at once in one batch.
+"""The same workload through llama.cpp on a CPU (the package llama-cpp-python), on the same GGUF
+file and threads: one request after the other, and all at once in one batch.
 
 Its own functions are called, without the package's convenience layer: prompts in batches of 512,
 greedy tokens from the logits, keys and values in fp16 as it has them by default.

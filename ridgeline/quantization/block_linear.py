@@ -38,7 +38,6 @@ class BlockLinear(QuantizedLinear):
         self.scheme, self.dtype, self.gives, self.inputs = scheme, dtype, None, None
         self.zero, self.copied_from = None, 0
         raw = codes.values.contiguous().flatten()
-        kind, _ = scheme.rows[0]
         self.out_features = sum(count for _, count in scheme.rows)
         self.in_features = _depth(scheme, raw.numel())
         self.packed = host_library.load(OP)

@@ -1,4 +1,4 @@
-"""Weights in a GGUF file's own blocks: a scheme that no one chooses, because the file has it already.
+"""Weights in a GGUF file's own blocks: a scheme that no one chooses: the file has it already.
 
 A block of 32 columns (in the K types 256) has codes of 4 to 8 bits, a scale, in some types a float
 that is added, and nothing of it changes when the model is loaded. Inputs are rounded to int8 with a

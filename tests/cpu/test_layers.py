@@ -163,6 +163,7 @@ ROOMS = {
         "kernels",
         "engine",
         "compare",
+        "llama_cpp",
         "peers",
         "prefix_replay",
         "scheduling",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,17 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.bench.engine import EngineRun, Percentiles, as_record, check_fits, run_workload
-from ridgeline.bench.llama_cpp import LlamaCpp, check_gguf
-from ridgeline.bench.peers import (
-    PEERS,
-    PeerRun,
-    llama_cpp_runs,
-    peer_runs,
-    transformers_peer,
-)
+from ridgeline.bench.peers import PEERS, PeerRun, peer_runs, transformers_peer
 from ridgeline.bench.start import time_start
 from ridgeline.cli.arguments.options import add_flags, add_model, add_save, add_workload, from_flags
 from ridgeline.cli.arguments.parser import group
+from ridgeline.cli.bench.llama_cpp import beside_llama_cpp
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data.traces import load_workload
 from ridgeline.data.workload import Workload
@@ -47,6 +40,7 @@ from ridgeline.quantization.load import choose_dtype
 from ridgeline.recipe import Recipe
 from ridgeline.records import Value
 
+LLAMA_CPP = "llama.cpp"
 EXAMPLE = """\
 ridgeline bench engine demo --workload cpu --peer transformers
 ridgeline bench engine demo --compare fp32,bf16,int8 --rounds 7"""
@@ -102,7 +96,7 @@ def add_measuring(parser: argparse.ArgumentParser) -> None:
     measuring.add_argument(
         "--peer",
         choices=PEERS,
-        help="also time this library on the workload; llama.cpp, on a CPU and a GGUF file, in turns "
+        help="also time this library on the workload; llama.cpp on a CPU and a GGUF file, in turns "
         "with the rounds (pip install llama-cpp-python)",
     )
     measuring.add_argument(
@@ -154,43 +148,15 @@ def measured(
     warm_up(engine, workload, hardware, args.warm_up)
     if args.peer == LLAMA_CPP:
         with clocks:
-            return hardware, *beside_llama_cpp(args, subject, workload, hardware, progress)
+            return hardware, *beside_llama_cpp(
+                subject.engine, subject.source, workload, hardware, args.rounds, progress
+            )
     with clocks:
         runs = [run_workload(engine, workload, hardware, progress) for _ in range(args.rounds)]
     if args.peer is None:
         return hardware, runs, []
     peer = transformers_peer(subject.source, engine.recipe.dtype, hardware.device)
     return hardware, runs, list(peer_runs(peer, workload, progress))
-
-
-def beside_llama_cpp(
-    args: argparse.Namespace,
-    subject: BenchSubject,
-    workload: Workload,
-    hardware: Hardware,
-    progress: Progress,
-) -> tuple[list[EngineRun], list[PeerRun]]:
-    """A round of ours, a round of theirs, and so on: whatever else the machine does, it does to
-    both. Of their rounds the median of each kind counts.
-    """
-    longest = max(request.num_tokens for request in workload.requests)
-    path, threads = check_gguf(subject.source), torch.get_num_threads()
-    peer = LlamaCpp(path, threads, context=longest + 1, num_requests=len(workload.requests))
-    print(f"llama.cpp, {threads} threads: {peer.build}", file=sys.stderr)
-    runs: list[EngineRun] = []
-    theirs: dict[str, list[PeerRun]] = {}
-    try:
-        for _ in range(args.rounds):
-            runs.append(run_workload(subject.engine, workload, hardware, progress))
-            for run in llama_cpp_runs(peer, workload, progress):
-                theirs.setdefault(run.name, []).append(replace(run, build=peer.build))
-    finally:
-        peer.close()
-    medians = [
-        sorted(each, key=lambda run: run.output_tokens_per_s)[len(each) // 2]
-        for each in theirs.values()
-    ]
-    return runs, medians
 
 
 def check(args: argparse.Namespace) -> None:
@@ -337,6 +303,11 @@ def saved(
         )
         for peer in result["peers"]
     }
+    for peer in result["peers"]:
+        for part in ("prefill", "decode"):
+            rate = peer[f"{part}_tokens_per_s"]
+            if rate is not None:
+                more[f"{args.peer}_{part}"] = Value(rate, "token/s")
     if result["start"] is not None:
         caches = result["start"]["caches"]
         more[f"start_{caches}"] = Value(result["start"]["first_token_s"], "s")
@@ -348,7 +319,10 @@ def saved(
     parts = (result["scheme"] or result["dtype"], head and f"head-{head}", pages and f"kv-{pages}")
     form = "-".join(filter(None, parts))
     name = record_name(result["model"], form, result["workload"])
-    return result | {"record": str(as_record(name, runs, hardware, clocks, **more).save(args.save))}
+    record = as_record(name, runs, hardware, clocks, **more)
+    builds = {peer["build"] for peer in result["peers"] if peer["build"]}
+    record = replace(record, notes=(*record.notes, *(f"{args.peer}: {each}" for each in builds)))
+    return result | {"record": str(record.save(args.save))}
 
 
 def record_name(model: str, variant: str, workload: str) -> str:

@@ -1,5 +1,5 @@
-"""A model's layers as one call of C++ a step (kernels/decoder_pass), where its weights are in a GGUF
-file's blocks and its layers are plain ones; None where the layers run module by module.
+"""A model's layers as one call of C++ a step (kernels/decoder_pass), where its weights are in a
+GGUF file's blocks and its layers are plain ones; None where the layers run module by module.
 
     decoder = host_pass(on_host(model), kv)
     hidden_TD = decoder(ids_T, sequences)

@@ -1,5 +1,5 @@
-"""Products with blocks by cpu.cpp, for any number of rows; `host_library.load("block_linear")` comes
-first. Panels are the file's blocks in the order in which they are multiplied (panels.h).
+"""Products with blocks by cpu.cpp, for any number of rows; `host_library.load("block_linear")`
+comes first. Panels are the file's blocks in the order in which they are multiplied (panels.h).
 
     panels = pack(raw, "Q4_1", num_outputs, depth)
     product = BlockProduct(BlockMatrix([(panels, "Q4_1", num_outputs)], depth))

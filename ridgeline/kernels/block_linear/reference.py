@@ -1,5 +1,5 @@
-"""The definition of a product with blocks: inputs are rounded to int8 codes with a scale for each 32
-columns, then all is fp32. Letters: M rows, D depth, B blocks of 32 columns, O outputs.
+"""The definition of a product with blocks: inputs are rounded to int8 codes with a scale for each
+32 columns, then all is fp32. Letters: M rows, D depth, B blocks of 32 columns, O outputs.
 """
 
 from __future__ import annotations

@@ -83,13 +83,13 @@ def _block_schemes(checkpoint: Checkpoint) -> dict[str, Scheme]:
     """By name, of the matrices that can stay in a GGUF file's blocks."""
     if checkpoint.format != "gguf":
         return {}
-    found: dict[str, Scheme] = {}
+    by_name: dict[str, Scheme] = {}
     for name, info in checkpoint.tensors.items():
         if can_stay(info.dtype, info.shape):
             scheme = block_scheme([(info.dtype, info.shape[0])])
             assert scheme is not None, "one part fits"
-            found[name] = scheme
-    return found
+            by_name[name] = scheme
+    return by_name
 
 
 def _schemes_by_name(checkpoint: Checkpoint) -> dict[str, Scheme]:

@@ -20,6 +20,7 @@ from ridgeline.hardware.units import human_bytes
 from ridgeline.models import ModelConfig, Transformer, build_model
 from ridgeline.models.checkpoint import Checkpoint, open_checkpoint, resolve_model
 from ridgeline.models.families import Description, describe
+from ridgeline.models.transformer import Linear
 from ridgeline.models.weights import load_weights, stored_parts
 from ridgeline.progress import Progress
 from ridgeline.quantization.block_linear import BlockLinear
@@ -109,7 +110,9 @@ def load_codes(
     for weights in model_weights(checkpoint, part_of, kept.keys(), progress, blocks):
         if isinstance(weights, Whole):
             codes = codes_on(weights.matrix.codes, device)
-            bias_O = model.get_submodule(weights.layer).bias
+            plain = model.get_submodule(weights.layer)
+            assert isinstance(plain, Linear), weights.layer
+            bias_O = plain.bias
             layer = coded_layer(codes, weights.matrix.scheme, dtype, bias_O)
             replace_layer(model, weights.layer, layer)
             del codes

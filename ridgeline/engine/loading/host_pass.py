@@ -12,6 +12,7 @@ from torch import Tensor
 from ridgeline.engine.attention.host_sequences import HostSequences
 from ridgeline.engine.attention.kv_cache import KVCache
 from ridgeline.kernels import host_library
+from ridgeline.kernels.block_linear.cpu import BlockMatrix
 from ridgeline.kernels.decoder_pass.cpu import (
     OP,
     DecoderLayers,
@@ -57,21 +58,25 @@ class HostPass:
     def _layer(self, block: Block, pages: Pages) -> LayerParts:
         attn, mlp = block.attn, block.mlp
         assert isinstance(mlp, DenseMLP), "checked before"
-        matrices = []
-        for layer in (attn.qkv, attn.out, mlp.gate_up, mlp.down):
-            assert isinstance(layer, HostBlockLinear), "checked before"
-            matrices.append(layer.as_matrix())
         q_norm, k_norm = attn.q_norm, attn.k_norm
         return LayerParts(
             block.attn_norm.weight,
             block.mlp_norm.weight,
             None if q_norm is None else q_norm.weight,
             None if k_norm is None else k_norm.weight,
-            *matrices,
+            _matrix(attn.qkv),
+            _matrix(attn.out),
+            _matrix(mlp.gate_up),
+            _matrix(mlp.down),
             pages,
             None if attn.rope is None else self.ropes.index(attn.rope),
             attn.spec,
         )
+
+
+def _matrix(layer: object) -> BlockMatrix:
+    assert isinstance(layer, HostBlockLinear), "checked before"
+    return layer.as_matrix()
 
 
 def host_pass(model: Transformer, kv: KVCache) -> HostPass | None:

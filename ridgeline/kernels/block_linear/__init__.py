@@ -2,7 +2,8 @@
 
 `reference.py` defines them: inputs are rounded to int8 with a scale for each 32 columns, weights
 are what the blocks stand for. `cpu.cpp` multiplies codes with codes (AVX-512 VNNI, AVX-VNNI, AVX2,
-NEON with dot products, or plain loops: whatever the machine that it is built on has), `cpu.py` calls it.
+NEON with dot products, or plain loops: whatever the machine that it is built on has), `cpu.py`
+calls it.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@
 #   make docs                      the site, into build/site: docs, course, API reference, measured tables
 #   make package                   wheel and sdist, checked; the demo from the wheel, in a new environment
 #   make soak                      64 clients on a server, three quiet minutes and ten hostile ones
+#   make cpu-peers                 demo on a CPU beside llama.cpp (pip install llama-cpp-python), three quiet minutes
 #   make corpus-speed TEXT=folder  the data chain, its kernels and its peers on real text, two quiet cores
 #   make gpu-test, gpu-bench, gpu-training, gpu-training-large, gpu-training-memory, gpu-training-waits, gpu-training-gate, gpu-training-kernels, gpu-minhash, gpu-compare, gpu-climb, gpu-cells, gpu-modules, gpu-traces  on a machine with a GPU, under the Python that is active there
 
@@ -37,7 +38,7 @@ PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(RUN) -m pytest -p hypothesispytest 
 SOAK := PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m soak
 PARALLEL := -p xdist -n 2 --dist loadfile --durations 20 --ignore tests/cpu/test_compile.py tests/cpu
 
-.PHONY: help env demo test test-all checked smoke lint compiled browser soak corpus-speed gpu-test gpu-bench gpu-training gpu-training-large gpu-training-memory gpu-training-waits gpu-training-gate gpu-training-kernels gpu-minhash gpu-compare gpu-climb gpu-cells gpu-modules gpu-traces package learn learn-record docs clean
+.PHONY: help env demo test test-all checked smoke lint compiled browser soak cpu-peers corpus-speed gpu-test gpu-bench gpu-training gpu-training-large gpu-training-memory gpu-training-waits gpu-training-gate gpu-training-kernels gpu-minhash gpu-compare gpu-climb gpu-cells gpu-modules gpu-traces package learn learn-record docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -181,6 +182,9 @@ gpu-training-gate:
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(ACTIVE) -m training_gate table
 
 # Signatures and near duplicates: checked against a CPU, then timed, from host memory too.
+cpu-peers:
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m cpu_peers --save results
+
 # Corpora on real text: `python -m corpus_speed prepare FOLDER text` first; PEERS is a Python that has
 # datatrove and tokenizers.
 corpus-speed:

@@ -60,8 +60,7 @@ class KV:
         default=64, metadata=field_help("tokens per page of the KV cache", minimum=1)
     )
     prefix_cache: bool = field(
-        default=True,
-        metadata=field_help("reuse KV pages between requests that share a prefix"),
+        default=True, metadata=field_help("reuse KV pages between requests that share a prefix")
     )
 
     def __post_init__(self) -> None:
@@ -258,6 +257,13 @@ class Recipe:
         default=None,
         metadata=field_help("quantize the weights while loading, e.g. int8, int4-g128 or fp8"),
     )
+    blocks: bool | None = field(
+        default=None,
+        metadata=field_help(
+            "on a CPU, multiply a GGUF file's blocks as they are, inputs in int8 (default: unless "
+            "a dtype, scheme or deterministic is asked for, or there is no C++ compiler)"
+        ),
+    )
     head: Head = field(
         default="plain",
         metadata=field_help(
@@ -279,8 +285,7 @@ class Recipe:
         ),
     )
     tf32: bool = field(
-        default=False,
-        metadata=field_help("use tf32 tensor cores for fp32 matmuls; requires a GPU"),
+        default=False, metadata=field_help("use tf32 tensor cores for fp32 matmuls; requires a GPU")
     )
     tuned: bool = field(
         default=True,
@@ -401,19 +406,16 @@ def with_auto(recipe: Recipe, config: ModelConfig, dtype: torch.dtype, device: s
         raise UsageError("graphs are on, which needs a GPU, and the device is a CPU; leave it out")
     model_dtype: Any = dtype_name(dtype) if recipe.dtype == "auto" else recipe.dtype
     kernels: Kernels = "fused" if on_gpu else "reference"
+    has_graphs = on_gpu and recipe.parallel.pipeline == 1
     return replace(
         recipe,
         dtype=model_dtype,
         kernels=kernels if recipe.kernels == "auto" else recipe.kernels,
-        graphs=_has_graphs(on_gpu, recipe.parallel) if recipe.graphs is None else recipe.graphs,
+        graphs=has_graphs if recipe.graphs is None else recipe.graphs,
         overlap=on_gpu if recipe.overlap is None else recipe.overlap,
         kv=replace(recipe.kv, dtype=model_dtype) if recipe.kv.dtype == "auto" else recipe.kv,
         limits=_filled_limits(recipe.limits, config.max_context, on_gpu),
     )
-
-
-def _has_graphs(on_gpu: bool, parallel: Parallel) -> bool:
-    return on_gpu and parallel.pipeline == 1
 
 
 def _filled_limits(limits: Limits, model_context: int, on_gpu: bool) -> Limits:

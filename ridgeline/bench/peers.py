@@ -1,11 +1,11 @@
-"""The same workload through another engine (transformers), measured the same way.
+"""The same workload through another engine (transformers, llama.cpp), measured the same way.
 
 `transformers` runs in two modes: a `generate` call for each request, and all requests in one batch,
 padded on the left to the longest prompt and run to the longest output; there, what a request makes
 beyond its own length is thrown away and not counted. Arrival times are left out: a peer has all
 requests from the beginning.
 
-    peer = transformers_peer(path, "bf16", "cpu")
+    peer = transformers_peer(path, "bf16", "cpu")  # llama.cpp's is bench/llama_cpp.py
     for run in peer_runs(peer, workload): run.name, run.output_tokens_per_s
 """
 
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from ridgeline.bench.llama_cpp import LlamaCpp
 from ridgeline.data.workload import Workload
 from ridgeline.errors import UnsupportedError
 from ridgeline.formats.dtypes import dtype_name, parse_dtype
@@ -27,7 +28,7 @@ from ridgeline.models.families import Description
 from ridgeline.progress import Progress
 from ridgeline.quantization import load_model, save_model
 
-PEERS = ("transformers",)
+PEERS = ("transformers", "llama.cpp")
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,40 @@ class PeerRun:
     num_requests: int
     num_output_tokens: int
     wall_s: float
+    prefill_tokens_per_s: float | None = None  # where both were timed by themselves
+    decode_tokens_per_s: float | None = None
+    build: str | None = None  # what it was compiled for, where it says so
 
     @property
     def output_tokens_per_s(self) -> float:
         return self.num_output_tokens / self.wall_s
+
+
+def llama_cpp_runs(
+    peer: LlamaCpp, workload: Workload, progress: Progress | None = None
+) -> Iterator[PeerRun]:
+    """One after the other, where that says more than all at once; and all at once."""
+    prompts, lengths = _asked(workload, peer.vocab_size)
+    peer.alone(prompts[0][:16], 2)  # whatever is done once
+    if progress is not None:
+        progress("llama.cpp", 0, 1)
+    start = time.monotonic()
+    alone = [peer.alone(*request) for request in zip(prompts, lengths, strict=True)]
+    wall_s = time.monotonic() - start
+    decode_s, prefill_s = sum(run.decode_s for run in alone), sum(run.prefill_s for run in alone)
+    num_decoded, num_read = sum(lengths) - len(lengths), sum(map(len, prompts))
+    decode_rate = num_decoded / decode_s if num_decoded else None
+    yield PeerRun(
+        "one by one", len(prompts), sum(lengths), wall_s, num_read / prefill_s, decode_rate
+    )
+    if len(prompts) > 1:
+        wall_s = peer.together(prompts, lengths)
+        yield PeerRun("all at once", len(prompts), sum(lengths), wall_s)
+
+
+def _asked(workload: Workload, vocab_size: int) -> tuple[list[list[int]], list[int]]:
+    prompts = [workload.prompt_ids(index, vocab_size) for index in range(len(workload.requests))]
+    return prompts, [request.num_output_tokens for request in workload.requests]
 
 
 def transformers_peer(source: Path | Description, dtype: str, device: str) -> Any:
@@ -82,8 +113,7 @@ def peer_runs(
 ) -> Iterator[PeerRun]:
     """One after the other, and as one padded batch."""
     vocab_size = model.config.get_text_config().vocab_size
-    prompts = [workload.prompt_ids(index, vocab_size) for index in range(len(workload.requests))]
-    lengths = [request.num_output_tokens for request in workload.requests]
+    prompts, lengths = _asked(workload, vocab_size)
     _generate(model, [prompts[0]], 2)  # whatever is done once
     start = time.monotonic()
     for done, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):

@@ -14,6 +14,8 @@ def check_runs(scheme: Scheme, dtype: str, device: str) -> None:
     """A CPU runs all of them, in any dtype. `dtype` is the model's."""
     if torch.device(device).type == "cpu":
         return
+    if scheme.weight == "blocks":
+        raise UnsupportedError(f"{scheme.name} blocks are multiplied as they are on a CPU alone")
     if dtype == "fp32":
         raise UnsupportedError(
             f"scheme {scheme.name} on a GPU computes in 16 bits, but the dtype is fp32; "

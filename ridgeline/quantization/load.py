@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ridgeline.errors import OutOfMemoryError, UnsupportedError
 from ridgeline.formats.dtypes import dtype_name, parse_dtype
@@ -19,16 +20,19 @@ from ridgeline.hardware.units import human_bytes
 from ridgeline.models import ModelConfig, Transformer, build_model
 from ridgeline.models.checkpoint import Checkpoint, open_checkpoint, resolve_model
 from ridgeline.models.families import Description, describe
+from ridgeline.models.transformer import Linear
 from ridgeline.models.weights import load_weights, stored_parts
 from ridgeline.progress import Progress
+from ridgeline.quantization.block_linear import BlockLinear
+from ridgeline.quantization.block_scheme import BlockScheme
 from ridgeline.quantization.calibrating.work import codes_on
 from ridgeline.quantization.devices import check_runs
-from ridgeline.quantization.files.fuse import Whole, kept_schemes, model_weights
+from ridgeline.quantization.files.fuse import Whole, kept_schemes, model_weights, tied_head
 from ridgeline.quantization.files.read import decoded
 from ridgeline.quantization.filling import Filling
-from ridgeline.quantization.linear import QuantizedLinear, quantizable, replace_layer
-from ridgeline.quantization.scheme import Scheme
-from ridgeline.quantization.sizes import weight_bytes
+from ridgeline.quantization.linear import QuantizedLinear, replace_layer
+from ridgeline.quantization.scheme import Codes, Scheme
+from ridgeline.quantization.sizes import HEAD, weight_bytes
 
 log = logging.getLogger(__name__)
 
@@ -41,20 +45,26 @@ def load_model(
     dtype: str = "auto",
     device: str = "auto",
     keep_codes: bool = False,
+    keep_blocks: bool = False,
+    plain_head: bool = False,
     progress: Progress | None = None,
 ) -> Transformer:
     """A Hugging Face folder or hub name, a GGUF file, or `demo`, ready to run. A `Path` is taken
     literally: `Path("demo")` is a folder of that name. `dtype="auto"` is bf16 on a GPU; on a CPU
     fp32, which is faster there at batch 1 (KV and activations included), unless only bf16 fits into
     memory. A quantized checkpoint (a Q4_0 GGUF too) is expanded to plain weights, or with
-    `keep_codes` kept quantized where this device supports it, without expanding on the way.
+    `keep_codes` kept quantized where this device supports it, without expanding on the way. With
+    `keep_blocks` too, a GGUF file's matrices stay in its blocks, whatever their type
+    (block_scheme.py); with `plain_head` its head does not.
     """
     hardware = detect(device)
     path = model if isinstance(model, Path) else resolve_model(model, progress=progress)
     checkpoint = open_checkpoint(path)
     description = describe(checkpoint)
     config = description.config
-    kept = kept_schemes(checkpoint, description) if keep_codes else {}
+    kept = kept_schemes(checkpoint, description, keep_blocks) if keep_codes else {}
+    if plain_head:
+        kept.pop(HEAD, None)
     chosen = choose_dtype(dtype, config, hardware, kept=kept)
     kept, problem = runnable(kept, chosen, hardware.device)
     if problem:
@@ -96,11 +106,14 @@ def load_codes(
     model = build_model(description.config, dtype, "meta")
     part_of = stored_parts(model, decoded(checkpoint), description)
     filling = Filling(model, description, device)
-    for weights in model_weights(checkpoint, part_of, kept.keys(), progress):
+    blocks = any(isinstance(scheme, BlockScheme) for scheme in kept.values())
+    for weights in model_weights(checkpoint, part_of, kept.keys(), progress, blocks):
         if isinstance(weights, Whole):
             codes = codes_on(weights.matrix.codes, device)
-            bias_O = quantizable(model)[weights.layer].bias
-            layer = QuantizedLinear(codes, weights.matrix.scheme, dtype, bias_O)
+            plain = model.get_submodule(weights.layer)
+            assert isinstance(plain, Linear), weights.layer
+            bias_O = plain.bias
+            layer = coded_layer(codes, weights.matrix.scheme, dtype, bias_O)
             replace_layer(model, weights.layer, layer)
             del codes
         else:
@@ -108,7 +121,19 @@ def load_codes(
             if whole is not None:
                 filling.set(weights.part.parameter, whole)
         del weights
-    return filling.finished()
+    loaded = filling.finished()
+    if HEAD in kept and description.config.tied_embeddings:
+        codes, scheme = tied_head(checkpoint, description)
+        replace_layer(loaded, HEAD, coded_layer(codes, scheme, dtype))
+    return loaded
+
+
+def coded_layer(
+    codes: Codes, scheme: Scheme, dtype: torch.dtype, bias_O: Tensor | None = None
+) -> QuantizedLinear:
+    if isinstance(scheme, BlockScheme):
+        return BlockLinear(codes, scheme, dtype, bias_O)
+    return QuantizedLinear(codes, scheme, dtype, bias_O)
 
 
 def choose_dtype(

@@ -35,7 +35,7 @@ FP8 = torch.float8_e4m3fn
 CODE_DTYPES = {"int8": torch.int8, "int4": torch.uint8, "fp8": FP8}
 NAMES = "int8, int4-g32/-g64/-g128 (with -asym too), w8a8-int8, fp8, fp8-tensor, fp8-block"
 
-WeightFormat = Literal["int8", "int4", "fp8"]
+WeightFormat = Literal["int8", "int4", "fp8", "blocks"]  # blocks: see block_scheme.py
 InputFormat = Literal["16-bit", "int8", "fp8"]  # what a product multiplies the codes with
 Spread = Literal["row", "tensor", "group", "block"]  # what shares a scale
 

@@ -16,10 +16,12 @@ import torch
 
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.cost import num_expert_parameters, num_parameters
+from ridgeline.quantization.block_scheme import BlockScheme
 from ridgeline.quantization.linear import QuantizedLinear
 from ridgeline.quantization.scheme import BLOCK, Scheme
 
 FP32 = 4
+HEAD = "head"  # its name in the model
 
 
 class MatrixSize(NamedTuple):
@@ -39,6 +41,7 @@ def weight_bytes(
     embedding is held in addition.
     """
     total = num_parameters(config) * dtype.itemsize
+    head = head or (kept or {}).get(HEAD)
     for stored, matrix in stored_matrices(config, scheme, kept, head):
         total += stored_bytes(stored, matrix, dtype) - plain_bytes(matrix, dtype)
     embedding_is_extra = head is not None and config.tied_embeddings
@@ -75,7 +78,9 @@ def held_config(model: Transformer) -> ModelConfig:
     """The shape of what is in memory: one rank of several holds a part of the vocabulary, although
     its tokens and logits are those of the whole.
     """
-    return replace(model.config, vocab_size=len(model.head.weight))
+    head = model.head
+    size = head.out_features if isinstance(head, QuantizedLinear) else len(head.weight)
+    return replace(model.config, vocab_size=size)
 
 
 def read_bytes_per_weight(model: Transformer) -> float:
@@ -114,6 +119,8 @@ def stored_bytes(scheme: Scheme, matrix: MatrixSize, dtype: torch.dtype) -> int:
     scale is stored for each output.
     """
     num_outputs, depth = matrix
+    if isinstance(scheme, BlockScheme):
+        return scheme.num_bytes(depth)
     codes = num_outputs * depth * scheme.bits // 8
     if scheme.spread == "group":
         zero = 0 if scheme.symmetric else 1

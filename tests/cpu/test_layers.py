@@ -161,6 +161,7 @@ ROOMS = {
         "kernels",
         "engine",
         "compare",
+        "llama_cpp",
         "peers",
         "prefix_replay",
         "scheduling",

@@ -34,6 +34,7 @@ UNUSUAL = Recipe(
     kernels="reference",
     graphs=False,
     scheme="int4-g128",
+    blocks=False,
     head="int8",
     quantize_all=True,
     copies=True,

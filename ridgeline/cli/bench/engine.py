@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from ridgeline.bench.peers import PEERS, PeerRun, peer_runs, transformers_peer
 from ridgeline.bench.start import time_start
 from ridgeline.cli.arguments.options import add_flags, add_model, add_save, add_workload, from_flags
 from ridgeline.cli.arguments.parser import group
+from ridgeline.cli.bench.llama_cpp import beside_llama_cpp
 from ridgeline.cli.terminal import Terminal
 from ridgeline.data.traces import load_workload
 from ridgeline.data.workload import Workload
 from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.execution.work import matrix_dtype
 from ridgeline.engine.loading.saved import saved_recipe
-from ridgeline.errors import UsageError
+from ridgeline.errors import UnsupportedError, UsageError
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.clocks import Clocks, ClockSampler
 from ridgeline.hardware.units import human_bytes, is_over, over_words
@@ -39,6 +40,7 @@ from ridgeline.quantization.load import choose_dtype
 from ridgeline.recipe import Recipe
 from ridgeline.records import Value
 
+LLAMA_CPP = "llama.cpp"
 EXAMPLE = """\
 ridgeline bench engine demo --workload cpu --peer transformers
 ridgeline bench engine demo --compare fp32,bf16,int8 --rounds 7"""
@@ -91,7 +93,12 @@ def add_measuring(parser: argparse.ArgumentParser) -> None:
         help="time dtypes and schemes in alternating rounds, e.g. fp32,bf16,int8; int8+head adds "
         "an int8 head, bf16+lookup adds prompt lookup; schemes use --dtype for the rest",
     )
-    measuring.add_argument("--peer", choices=PEERS, help="also time this library on the workload")
+    measuring.add_argument(
+        "--peer",
+        choices=PEERS,
+        help="also time this library on the workload; llama.cpp on a CPU and a GGUF file, in turns "
+        "with the rounds (pip install llama-cpp-python)",
+    )
     measuring.add_argument(
         "--start",
         choices=("warm", "cold"),
@@ -131,12 +138,19 @@ def measured(
 ) -> tuple[Hardware, list[EngineRun], list[PeerRun]]:
     """The machine with the ceilings that are needed, the rounds, and the peer's."""
     engine = subject.engine
+    if args.peer == LLAMA_CPP and hardware.device_type != "cpu":
+        raise UnsupportedError("--peer llama.cpp is timed on a CPU; add --device cpu")
     workload, *others = asked_workloads(args, engine, hardware)
     if others:
         raise UsageError("several categories need --compare; give one category, or add --compare")
     units = matrix_dtype(engine.model, engine.recipe)
     hardware = measure(hardware, {"read_bandwidth", f"matrix_{units}"}, progress)
     warm_up(engine, workload, hardware, args.warm_up)
+    if args.peer == LLAMA_CPP:
+        with clocks:
+            return hardware, *beside_llama_cpp(
+                subject.engine, subject.source, workload, hardware, args.rounds, progress
+            )
     with clocks:
         runs = [run_workload(engine, workload, hardware, progress) for _ in range(args.rounds)]
     if args.peer is None:
@@ -239,6 +253,7 @@ def document(
         "rounds": [run.output_tokens_per_s for run in runs],
         "best_round": best.output_tokens_per_s,
         **run_json(median),
+        "peer": args.peer,
         "peers": [
             {
                 **asdict(peer),
@@ -288,6 +303,11 @@ def saved(
         )
         for peer in result["peers"]
     }
+    for peer in result["peers"]:
+        for part in ("prefill", "decode"):
+            rate = peer[f"{part}_tokens_per_s"]
+            if rate is not None:
+                more[f"{args.peer}_{part}"] = Value(rate, "token/s")
     if result["start"] is not None:
         caches = result["start"]["caches"]
         more[f"start_{caches}"] = Value(result["start"]["first_token_s"], "s")
@@ -299,7 +319,10 @@ def saved(
     parts = (result["scheme"] or result["dtype"], head and f"head-{head}", pages and f"kv-{pages}")
     form = "-".join(filter(None, parts))
     name = record_name(result["model"], form, result["workload"])
-    return result | {"record": str(as_record(name, runs, hardware, clocks, **more).save(args.save))}
+    record = as_record(name, runs, hardware, clocks, **more)
+    builds = {peer["build"] for peer in result["peers"] if peer["build"]}
+    record = replace(record, notes=(*record.notes, *(f"{args.peer}: {each}" for each in builds)))
+    return result | {"record": str(record.save(args.save))}
 
 
 def record_name(model: str, variant: str, workload: str) -> str:
@@ -372,7 +395,7 @@ def throughput_table(result: dict[str, Any]) -> Table:
     table.add_row("memory planned", human_bytes(planned), taken)
     for peer in result["peers"]:
         speedup = f"Ridgeline: {peer['speedup']:.2f}x"
-        name = f"transformers {peer['name']}"
+        name = f"{result['peer']} {peer['name']}"
         table.add_row(name, f"{peer['output_tokens_per_s']:.1f}", speedup)
     return table
 

@@ -19,6 +19,7 @@ from ridgeline.engine.execution.buffers import StepBuffers
 from ridgeline.engine.execution.step_pass import PassKind
 from ridgeline.engine.loading.deterministic import deterministic
 from ridgeline.engine.loading.host_model import on_host
+from ridgeline.engine.loading.host_pass import HostPass, host_pass
 from ridgeline.engine.steps.batch import StepInputs
 from ridgeline.engine.steps.notes import Note
 from ridgeline.engine.steps.rope_tables import RopeTables
@@ -38,6 +39,7 @@ class ForwardPass:
         self.ropes = RopeTables(model.config, recipe.limits.filled().max_context, self.device)
         self.starts_at_once = self.device.type == "cuda" and serves(model)
         self.sequences: type[PagedSequences] = PagedSequences
+        self.layers_at_once: HostPass | None = None
         if recipe.deterministic:
             self.model = deterministic(model)
             self.sequences = FixedCpuSequences if self.device.type == "cpu" else FixedSequences
@@ -51,6 +53,7 @@ class ForwardPass:
             self.model = on_host(self.model)
             if HostSequences.serves(self.kv, self.model.embed.weight.dtype):
                 self.sequences = HostSequences
+                self.layers_at_once = host_pass(self.model, self.kv)
 
     def __call__(
         self, inputs: StepInputs, kind: PassKind, notes: list[Note] | None = None
@@ -63,7 +66,12 @@ class ForwardPass:
         last_tokens = self.buffers.last_tokens
         sampled_T = last_tokens.index_select(0, inputs.sources.clamp(min=0))
         ids_T = torch.where(inputs.sources >= 0, sampled_T, inputs.ids)
-        hidden_TD = self.model(ids_T, self._attention(inputs, kind, notes))
+        sequences = self._attention(inputs, kind, notes)
+        if self.layers_at_once is not None and notes is None:  # notes are of single ops
+            assert isinstance(sequences, HostSequences), type(sequences)
+            hidden_TD = self.layers_at_once(ids_T, sequences)
+        else:
+            hidden_TD = self.model(ids_T, sequences)
         if issubclass(self.sequences, CpuSequences) and not hidden_TD.isfinite().all():
             self.kv.holds_nan = True  # those hide scores, which does not stop NaN
         return hidden_TD

@@ -31,6 +31,7 @@ from ridgeline.parallel.inference.tensor import (
     VocabParts,
 )
 from ridgeline.products import linear
+from ridgeline.quantization.block_linear import BlockLinear, HostBlockLinear
 from ridgeline.quantization.linear import QuantizedLinear
 
 
@@ -83,6 +84,7 @@ INSTEAD: dict[type[nn.Module], type[nn.Module]] = {
     RowLinear: HostRowLinear,
     VocabHead: HostVocabHead,
     QuantizedLinear: HostQuantizedLinear,
+    BlockLinear: HostBlockLinear,
     QuantizedRowLinear: HostQuantizedRowLinear,
     QuantizedVocabHead: HostQuantizedVocabHead,
 }

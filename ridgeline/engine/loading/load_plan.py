@@ -134,6 +134,8 @@ def plan_load(source: Source, recipe: Recipe, progress: Progress | None) -> Load
     config, device = source.config, source.device
     form = source.form(given)
     filled = with_auto(given, config, form.dtype, device)
+    if any(scheme.weight == "blocks" for scheme in (form.codes or {}).values()):
+        filled = replace(filled, blocks=True)
     if source.has_host_kernels:
         filled = with_host_kernels(given, filled, config, device, progress)
     draft = find_draft(given, config, progress)

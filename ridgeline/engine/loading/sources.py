@@ -15,6 +15,7 @@ from ridgeline.errors import UsageError
 from ridgeline.formats.dtypes import dtype_name
 from ridgeline.hardware import detect
 from ridgeline.hardware.detection import available_memory
+from ridgeline.kernels.host_library import find_compiler
 from ridgeline.models import Transformer
 from ridgeline.models.checkpoint import Checkpoint, open_checkpoint
 from ridgeline.models.copies import with_kinds
@@ -30,6 +31,7 @@ from ridgeline.quantization.linear import keep_copies, quantizable, schemes_of
 from ridgeline.quantization.load import pick_dtype, runnable
 from ridgeline.quantization.nearest import load_nearest, quantize_nearest
 from ridgeline.quantization.scheme import parse_scheme
+from ridgeline.quantization.sizes import HEAD
 from ridgeline.recipe import Recipe, edited
 
 log = logging.getLogger(__name__)
@@ -77,7 +79,11 @@ class CheckpointSource(WholeSource):
         scheme = None if recipe.scheme is None else parse_scheme(recipe.scheme)
         stored: KeptSchemes = {}
         if keeps_codes(recipe):
-            stored = kept_schemes(self.checkpoint, self.description)
+            stored = kept_schemes(
+                self.checkpoint, self.description, keeps_blocks(recipe, self.device)
+            )
+            if recipe.head != "plain":
+                stored.pop(HEAD, None)
         dtype = pick_dtype(recipe.dtype, self.config, self.hardware, scheme, stored)
         return SourceForm(dtype, runnable(stored, dtype, self.device)[0] if stored else None)
 
@@ -96,6 +102,8 @@ class CheckpointSource(WholeSource):
             dtype=dtype_name(dtype),
             device=self.device,
             keep_codes=keeps_codes(plan.recipe),
+            keep_blocks=bool(plan.recipe.blocks),
+            plain_head=plan.recipe.head != "plain",
             progress=progress,
         )
 
@@ -103,6 +111,15 @@ class CheckpointSource(WholeSource):
 def keeps_codes(recipe: Recipe) -> bool:
     """Not where the recipe has a scheme of its own, or products of its own."""
     return recipe.scheme is None and not recipe.deterministic
+
+
+def keeps_blocks(recipe: Recipe, device: str) -> bool:
+    """Whether a GGUF file's matrices stay in its own blocks: on a CPU, where kernels multiply them
+    as they are; not where a dtype is asked for, which is then that of the weights.
+    """
+    wanted = recipe.dtype == "auto" if recipe.blocks is None else recipe.blocks
+    can = device == "cpu" and recipe.kernels != "reference" and find_compiler() is not None
+    return wanted and can and keeps_codes(recipe)
 
 
 class ModelSource(WholeSource):

@@ -61,6 +61,16 @@ def check_switches(recipe: Recipe, device: str) -> None:
         raise UnsupportedError(
             "--tiles chooses among kernels of a GPU, and the device is a CPU; remove it"
         )
+    if recipe.blocks and device != "cpu":
+        raise UnsupportedError(
+            f"--blocks multiplies a GGUF file's blocks on a CPU, and the device is {device}; "
+            "remove it"
+        )
+    if recipe.blocks and (recipe.scheme is not None or recipe.deterministic):
+        other = f"scheme {recipe.scheme}" if recipe.scheme else "deterministic"
+        raise UnsupportedError(
+            f"the recipe has blocks and {other}, whose products are others; remove one"
+        )
     if recipe.tiles and not recipe.tuned:
         raise UnsupportedError("--tiles chooses among tuned kernels; remove --no-tuned")
     if recipe.tf32 and recipe.dtype != "fp32":

@@ -16,9 +16,9 @@ MAX_HEAD_DIM = 512
 
 
 def supported(dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) -> bool:
-    """Pages of the queries' dtype or of the codes that have scales."""
+    """Pages of the queries' dtype or of the codes that have scales; for queries in fp32 any."""
     codes = kv_dtype in (torch.int8, torch.float8_e4m3fn)
-    return head_dim <= MAX_HEAD_DIM and (dtype == kv_dtype or codes)
+    return head_dim <= MAX_HEAD_DIM and (dtype in (kv_dtype, torch.float32) or codes)
 
 
 def prefill_attention(

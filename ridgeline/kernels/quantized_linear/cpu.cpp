@@ -1,6 +1,6 @@
 // Products of few rows with 4-bit groups, int8 or fp8 weights on a CPU: the codes are read once, in
-// order, become fp32 lanes in registers and are multiplied there; x in bf16 meets 4-bit ones, and on
-// ARM 8-bit ones, in integers, where the processor can (digits.h). Norm, activation and residual are
+// order, become fp32 lanes in registers and are multiplied there; x in bf16 meets 4-bit ones, and in
+// bf16 or fp32 8-bit ones, in integers, where the processor can (digits.h). Norm, activation and residual are
 // folded in; where a scheme has 8-bit inputs, x is rounded to its codes first.
 //
 // 4-bit codes lie as formats/packing.py says: byte 4i + j of a piece of 32 holds elements 8j + i and
@@ -364,7 +364,11 @@ static void digit_block(const Linear<T>& of, const int8_t* weight, const Scales<
         }
         const float* values = scales.values + scales.first(first);
         const Floats scale = scales.output_stride ? load(values, count) : fill(*values);
-        for (int r = 0; r < R; ++r) results[r] = added_up(totals + r * LANES) * scale;
+        for (int r = 0; r < R; ++r) {
+            float above = 0.0f;
+            for (int64_t g = 0; g < x.groups; ++g) above += x.sums[(row + r) * x.groups + g];
+            results[r] = (added_up(totals + r * LANES) - CODES_ABOVE * above) * scale;
+        }
     };
     Floats own[R], up[R] = {};
     products(column, own);
@@ -405,7 +409,7 @@ static void multiply(const Linear<T>& of, const InputCodes& codes, const W* weig
     }
 #endif
 #ifdef RIDGELINE_INT8_DIGITS
-    if constexpr (std::is_same_v<W, int8_t> && std::is_same_v<T, Bf16>) {
+    if constexpr (std::is_same_v<W, int8_t> && !std::is_same_v<T, Fp16>) {
         if (scales.group >= of.depth) return multiply_digits(of, codes, weight, scales, threads);
     }
 #endif

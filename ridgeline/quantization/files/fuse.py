@@ -17,12 +17,14 @@ from ridgeline.models.checkpoint import Checkpoint
 from ridgeline.models.families import Description, WeightPart, parts
 from ridgeline.models.weights import canonical_names
 from ridgeline.progress import Progress
+from ridgeline.quantization.block_scheme import BlockScheme, block_scheme, can_stay
 from ridgeline.quantization.files import gguf
 from ridgeline.quantization.files.matrix import StoredMatrix, decoded_matrix, join, joined_scheme
 from ridgeline.quantization.files.read import open_quantized, read_quantized
 from ridgeline.quantization.scheme import Codes, Grid, Scheme, parse_scheme
 
 WEIGHT = ".weight"
+HEAD = "head"
 PROJECTIONS = (".qkv.weight", ".out.weight", ".gate_up.weight", ".down.weight")
 
 
@@ -40,12 +42,14 @@ class WeightPiece(NamedTuple):
     tensor: Tensor
 
 
-def kept_schemes(checkpoint: Checkpoint, description: Description) -> dict[str, Scheme]:
+def kept_schemes(
+    checkpoint: Checkpoint, description: Description, blocks: bool = False
+) -> dict[str, Scheme]:
     """The projections (`layers.0.attn.qkv`) whose codes can be kept, by the headers alone: every
     piece is in one of our schemes, and all pieces in the same one. Experts, routers, embedding and
-    head are not included.
+    head are not included. With `blocks`, matrices of a GGUF file in its own blocks, and its head.
     """
-    schemes = _schemes_by_name(checkpoint)
+    schemes = _block_schemes(checkpoint) if blocks else _schemes_by_name(checkpoint)
     if not schemes:
         return {}
     stored = canonical_names(schemes, description)
@@ -56,7 +60,36 @@ def kept_schemes(checkpoint: Checkpoint, description: Description) -> dict[str, 
         scheme = joined_scheme(known) if len(known) == len(pieces) else None
         if scheme is not None:
             by_layer[parameter.removesuffix(WEIGHT)] = scheme
+    head = stored.get(head_name(description))
+    if blocks and head is not None:
+        by_layer[HEAD] = schemes[head]
     return by_layer
+
+
+def head_name(description: Description) -> str:
+    """The head's own name; a tied one has the embedding's."""
+    wanted = "embed.weight" if description.config.tied_embeddings else HEAD + WEIGHT
+    named = parts(description.config, description.names)
+    return next(part.name for part in named if part.parameter == wanted)
+
+
+def tied_head(checkpoint: Checkpoint, description: Description) -> StoredMatrix:
+    """The blocks of an embedding that is the head as well."""
+    stored = canonical_names(checkpoint.tensors, description)
+    return gguf.read_blocks(checkpoint, stored[head_name(description)])
+
+
+def _block_schemes(checkpoint: Checkpoint) -> dict[str, Scheme]:
+    """By name, of the matrices that can stay in a GGUF file's blocks."""
+    if checkpoint.format != "gguf":
+        return {}
+    by_name: dict[str, Scheme] = {}
+    for name, info in checkpoint.tensors.items():
+        if can_stay(info.dtype, info.shape):
+            scheme = block_scheme([(info.dtype, info.shape[0])])
+            assert scheme is not None, "one part fits"
+            by_name[name] = scheme
+    return by_name
 
 
 def _schemes_by_name(checkpoint: Checkpoint) -> dict[str, Scheme]:
@@ -84,6 +117,7 @@ def model_weights(
     part_of: Mapping[str, WeightPart],
     kept: Collection[str],
     progress: Progress | None = None,
+    blocks: bool = False,
 ) -> Iterator[Whole | WeightPiece]:
     """Every part of the model (`part_of`: by stored name) once. Pieces of the layers in `kept` wait
     until all have been read; if their codes turn out not to form a matrix, they come as plain
@@ -94,7 +128,8 @@ def model_weights(
         count[part.parameter] = count.get(part.parameter, 0) + 1
     waiting: dict[str, list[tuple[WeightPart, StoredMatrix]]] = {}
     plain = {parameter for parameter in count if parameter.removesuffix(WEIGHT) not in kept}
-    for name, stored in read_quantized(checkpoint, part_of.keys(), progress):
+    in_blocks = _names_of(part_of, kept) if blocks else ()
+    for name, stored in read_quantized(checkpoint, part_of.keys(), progress, in_blocks):
         part = part_of[name]
         parameter = part.parameter
         if parameter in plain or not isinstance(stored, StoredMatrix):
@@ -107,6 +142,11 @@ def model_weights(
         del stored  # the caller's own copy is then the only one
         if len(pieces) == count[parameter]:
             yield from _joined(waiting.pop(parameter))
+
+
+def _names_of(part_of: Mapping[str, WeightPart], kept: Collection[str]) -> set[str]:
+    """The stored pieces of these layers."""
+    return {name for name, part in part_of.items() if part.parameter.removesuffix(WEIGHT) in kept}
 
 
 def _joined(pieces: list[tuple[WeightPart, StoredMatrix]]) -> Iterator[Whole | WeightPiece]:
@@ -135,5 +175,7 @@ def _changed(matrix: StoredMatrix, part: WeightPart) -> StoredMatrix:
     if part.change is None:
         return matrix
     (values, grid), scheme = matrix
+    if isinstance(scheme, BlockScheme):
+        return StoredMatrix(Codes(part.change(values), grid), scheme)
     zero = None if grid.zero is None else part.change(grid.zero)
     return StoredMatrix(Codes(part.change(values), Grid(part.change(grid.scale), zero)), scheme)

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import UnsupportedError
+from ridgeline.formats.gguf_blocks import block_size, dequantize
+from ridgeline.quantization.block_scheme import BlockScheme, block_scheme
 from ridgeline.quantization.scheme import (
     BLOCK,
     FP8,
@@ -37,12 +39,15 @@ class StoredMatrix(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
+        """Of codes; a matrix in blocks has bytes."""
         num_outputs, depth = self.codes.values.shape
         return num_outputs, depth
 
 
 def decoded_matrix(matrix: StoredMatrix) -> Tensor:
     """Its weights, in fp32."""
+    if isinstance(matrix.scheme, BlockScheme):
+        return decoded_blocks(matrix)
     return decode(matrix.codes, matrix.scheme)
 
 
@@ -94,6 +99,8 @@ def join(matrices: Sequence[StoredMatrix]) -> StoredMatrix | None:
     """Stacked by rows, without changing a weight; None where their schemes differ."""
     if len(matrices) == 1:
         return matrices[0]
+    if any(isinstance(matrix.scheme, BlockScheme) for matrix in matrices):
+        return _joined_blocks(matrices)
     matrices = alike([by_rows(matrix) for matrix in matrices])
     if len({matrix.scheme for matrix in matrices}) > 1:
         return None
@@ -107,10 +114,39 @@ def joined_scheme(schemes: Sequence[Scheme]) -> Scheme | None:
     """The scheme that `join` gives matrices with these schemes."""
     if len(schemes) == 1:
         return schemes[0]
+    if any(isinstance(scheme, BlockScheme) for scheme in schemes):
+        return _joined_block_scheme(schemes)
     by_row = [_row_scheme(scheme) for scheme in schemes]
     if not all(scheme.symmetric for scheme in by_row):
         by_row = [_zeros_scheme(scheme) for scheme in by_row]
     return by_row[0] if len(set(by_row)) == 1 else None
+
+
+def _joined_blocks(matrices: Sequence[StoredMatrix]) -> StoredMatrix | None:
+    """Bytes one after the other, which are rows no longer where their types differ."""
+    scheme = _joined_block_scheme([matrix.scheme for matrix in matrices])
+    if scheme is None:
+        return None
+    values = torch.cat([matrix.codes.values.flatten() for matrix in matrices])
+    return StoredMatrix(Codes(values, matrices[0].codes.grid), scheme)
+
+
+def _joined_block_scheme(schemes: Sequence[Scheme]) -> BlockScheme | None:
+    blocks = [scheme for scheme in schemes if isinstance(scheme, BlockScheme)]
+    if len(blocks) < len(schemes):
+        return None
+    return block_scheme([part for scheme in blocks for part in scheme.rows])
+
+
+def decoded_blocks(matrix: StoredMatrix) -> Tensor:
+    """The numbers that a matrix in blocks of one type stands for."""
+    assert isinstance(matrix.scheme, BlockScheme), matrix.scheme.name
+    (kind, count), *others = matrix.scheme.rows
+    assert not others, "decoded before it is joined"
+    values = matrix.codes.values.contiguous()
+    elements, num_bytes = block_size(kind)
+    depth = values.numel() // count // num_bytes * elements
+    return dequantize(values.numpy(), kind, (count, depth))
 
 
 def _row_scheme(scheme: Scheme) -> Scheme:

@@ -106,10 +106,13 @@ def read_quantized(
     checkpoint: Checkpoint,
     names: Collection[str] | None = None,
     progress: Progress | None = None,
+    blocks: Collection[str] = (),
 ) -> Iterator[tuple[str, StoredMatrix | Tensor]]:
-    """Every tensor of the model under its plain name: a StoredMatrix where codes can be kept."""
+    """Every tensor of the model under its plain name: a StoredMatrix where codes can be kept.
+    `blocks` names those of a GGUF file that are wanted in its own blocks.
+    """
     if checkpoint.format == "gguf":
-        yield from _read_gguf(checkpoint, names, progress)
+        yield from _read_gguf(checkpoint, names, progress, blocks)
         return
     yield from (open_quantized(checkpoint) or QuantizedCheckpoint(checkpoint, [])).read(
         names, progress
@@ -150,13 +153,18 @@ def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
 
 
 def _read_gguf(
-    checkpoint: Checkpoint, names: Collection[str] | None, progress: Progress | None
+    checkpoint: Checkpoint,
+    names: Collection[str] | None,
+    progress: Progress | None,
+    blocks: Collection[str],
 ) -> Iterator[tuple[str, StoredMatrix | Tensor]]:
     """In the order of the file, so that the pieces of a layer come together."""
     infos = [info for name, info in checkpoint.tensors.items() if names is None or name in names]
     total_bytes, done_bytes = sum(info.stored_bytes for info in infos), 0
     for info in infos:
-        if gguf.keeps_codes(info):
+        if info.name in blocks:
+            yield info.name, gguf.read_blocks(checkpoint, info.name)
+        elif gguf.keeps_codes(info):
             yield info.name, gguf.read_matrix(checkpoint, info.name)
         else:
             yield from checkpoint.read([info.name])

@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import hypot
+from math import hypot, sqrt
 from typing import NamedTuple
 
 from ridgeline.engine.memory.parts import part_of
@@ -145,6 +145,27 @@ class SteadySteps(NamedTuple):
         rest = count - waiting
         grown = rest * (device + waiting * more) + more * (rest * (rest - 1) // 2)
         return waiting * launches + grown + count * host
+
+    def num_until(self, wanted: int) -> int:
+        """The fewest steps that take as long as this or longer; each takes some time."""
+        if wanted <= 0:
+            return 0
+        device, more, launches, host = self
+        waiting, each = 0, max(device, launches) + host
+        if device < launches and more:
+            waiting = -((device - launches) // more)
+            if self.total(waiting) < wanted:
+                later = SteadySteps(device + waiting * more, more, launches, host)
+                return waiting + later.num_until(wanted - self.total(waiting))
+        count = wanted // each
+        if more and not waiting:  # the root of a parabola, in doubles, and then to the step
+            half = each / more - 0.5
+            count = int(sqrt(half * half + 2 * wanted / more) - half)
+        while self.total(count) < wanted:
+            count += 1
+        while count and self.total(count - 1) >= wanted:
+            count -= 1
+        return count
 
 
 class PredictedTimes:

@@ -10,7 +10,7 @@ import sys
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 PACKAGES = ("tokenizers", "safetensors", "gguf", "huggingface_hub", "rich")
 
@@ -25,7 +25,7 @@ def byte_alphabet() -> list[str]:
 class MissingPackage(ModuleType):
     """Every name in it is a class of nothing."""
 
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

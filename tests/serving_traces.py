@@ -5,7 +5,7 @@ simulation to.
     PYTHONPATH=.:tests python -m serving_traces --save results              # make gpu-traces
     PYTHONPATH=.:tests python -m serving_traces --trace trace.csv --save results   # one more
     PYTHONPATH=.:tests python -m serving_traces --device cpu --shapes tiny  # to try it
-    PYTHONPATH=.:tests python -m serving_traces --judge results
+    PYTHONPATH=.:tests python -m serving_traces --judge results     # with trace.csv in it, if used
 
 With `--steps DIR` what each step held and took, for looking at later. What there is no time for
 (`--seconds`) is left out and said.
@@ -68,7 +68,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--judge", type=Path, metavar="DIR", help="records instead of running")
     args = parser.parse_args(words)
     if args.judge is not None:
-        judge(args.judge, args.trace)
+        judge(args.judge)
         return 0
     if args.steps is not None:
         bench_engine.StepWatch = KeptWatch  # type: ignore[misc]
@@ -236,10 +236,10 @@ def shown(run: EngineRun) -> dict[str, float]:
     return {key: values[f": {key}"].value for key in names}
 
 
-def judge(folder: Path, trace: Path | None) -> None:
+def judge(folder: Path) -> None:
     """What is simulated over what was measured, less one."""
     for record in own_records(folder):
-        for row in judge_own(record, trace):
+        for row in judge_own(record, folder):
             print(row.words)
 
 

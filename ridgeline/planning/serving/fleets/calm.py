@@ -26,7 +26,7 @@ from ridgeline.engine.scheduling.counting import Progress, SchedulerState
 from ridgeline.engine.scheduling.scheduler import SchedulerConfig
 from ridgeline.engine.scheduling.state import Ask, Stats
 from ridgeline.planning.serving.fleets.served import RequestLog
-from ridgeline.planning.serving.step_times import PredictedTimes, seconds_of
+from ridgeline.planning.serving.step_times import PredictedTimes, StepTicks, seconds_of
 
 
 class OutStep(NamedTuple):
@@ -46,6 +46,15 @@ class Clock:
         self.now = since  # of its host: when it plans next
         self.device_free = since
         self.busy = 0  # of its device
+
+    def launch(self, taken: StepTicks) -> int:
+        """When a step has ended that is launched now. Its host comes to nothing else meanwhile."""
+        begun = self.now
+        self.now = begun + taken.launches
+        end = max(max(begun, self.device_free) + taken.device, self.now)
+        self.device_free = end
+        self.busy += taken.device
+        return end
 
 
 def can_be_calm(config: SchedulerConfig, times: PredictedTimes) -> bool:
@@ -114,6 +123,8 @@ class CalmRounds:
         # Of the next step: rows that decode, and the keys they read.
         self._rows, self._keys = 0, 0
         self._last_rows: list[int] = []  # a heap of steps behind which rows are gone
+        # A heap of rows, the longest first: the step before their first key, and their last step.
+        self._by_length: list[tuple[int, int]] = []
         self._ending: dict[int, list[CalmRequest]] = {}  # by the step with their last token
 
     def takes(self, ask: Ask) -> bool:
@@ -198,9 +209,9 @@ class CalmRounds:
 
     def _launch(self, pieces: list[Piece]) -> None:
         """A step of all that decode, and of these."""
-        self._num_steps = step = self._num_steps + 1
-        rows, keys = self._rows, self._keys
+        rows, keys, longest = self._rows, self._keys, self._longest_row()
         tokens, samples, pairs = rows, rows, 0
+        self._num_steps = step = self._num_steps + 1
         self._keys = keys + rows
         self._drop_rows()
         for piece in pieces:
@@ -215,11 +226,8 @@ class CalmRounds:
                 samples += 1
                 self._begin_decoding(request, step)
         self._computed += tokens
-        clock = self._clock
-        taken = self._times.ticks(tokens, samples, (keys,), pairs)
-        clock.device_free = max(clock.now, clock.device_free) + taken
-        clock.busy += taken
-        self._out.append(CalmStep(step, clock.device_free, pieces))
+        taken = self._times.step(tokens, samples, (keys,), pairs, longest)
+        self._out.append(CalmStep(step, self._clock.launch(taken), pieces))
 
     def _begin_decoding(self, request: CalmRequest, step: int) -> None:
         """Its first token is in this step, and its rows begin with the next."""
@@ -234,6 +242,14 @@ class CalmRounds:
         if last > step:
             self._rows += 1
             self._keys += request.prompt + 1
+            heappush(self._by_length, (step - request.prompt, last))
+
+    def _longest_row(self) -> int:
+        """Keys that the longest row reads in the next step; 0 where none is."""
+        by_length, done = self._by_length, self._num_steps
+        while by_length and by_length[0][1] <= done:
+            heappop(by_length)
+        return done - by_length[0][0] + 1 if by_length else 0
 
     def _drop_rows(self) -> None:
         """Of requests whose last token is in the step that was planned last."""
@@ -270,7 +286,9 @@ class CalmRounds:
         if out is not None and (self._queue or to_end) and out.step_id in self._ending:
             most = 1  # who ends makes room, or is waited for
         clock, rows, lag = self._clock, self._rows, self._depth - 1
-        series = self._times.of_rows(rows).series((self._keys,), (rows,))
+        base, longest = self._times.of_rows(rows), self._longest_row()
+        series, holds = base.series((self._keys,), (rows,), longest)
+        most = min(most, holds)
         start = max(clock.now, clock.device_free)
         count = most
         if start + series.total(most - lag) >= until:

@@ -137,10 +137,10 @@ class SimulatedReplica:
             self._is_idle = True
 
     def _launch(self, step: CountedStep) -> None:
-        keys, clock = self._keys(step.positions), self._clock
-        taken = self._times.ticks(step.num_tokens, step.num_samples, keys, step.num_pairs)
-        clock.device_free = end = max(clock.now, clock.device_free) + taken
-        clock.busy += taken
+        keys = self._keys(step.positions)
+        longest = max(step.positions) + 1 if step.positions else 0
+        taken = self._times.step(step.num_tokens, step.num_samples, keys, step.num_pairs, longest)
+        end = self._clock.launch(taken)
         self._out.append(OutStep(step.step_id, end, step.prompts_ended))
 
     def _keys(self, positions: list[int]) -> list[int]:
@@ -185,13 +185,17 @@ class SimulatedReplica:
         `until`.
         """
         base, windows = self._times.of_rows(len(positions)), self._times.windows
-        keys, rounds = self._keys(positions), 0
+        keys, longest, rounds = self._keys(positions), max(positions) + 1, 0
         steps = _steady(positions, windows)
+        left, growth = next(steps)
         while rounds < most and self.now < until:
-            lasts, growth = next(steps)
-            count = self._pass_steady(base.series(keys, growth), min(lasts, most - rounds), until)
+            series, holds = base.series(keys, growth, longest + rounds)
+            count = self._pass_steady(series, min(left, holds, most - rounds), until)
             keys = [known + count * more for known, more in zip(keys, growth, strict=True)]
             rounds += count
+            left -= count
+            if not left:
+                left, growth = next(steps)
         return rounds
 
     def _pass_steady(self, series: SteadySteps, most: int, until: float) -> int:

@@ -5,7 +5,7 @@ simulation to.
     PYTHONPATH=.:tests python -m serving_traces --save results              # make gpu-traces
     PYTHONPATH=.:tests python -m serving_traces --trace trace.csv --save results   # one more
     PYTHONPATH=.:tests python -m serving_traces --device cpu --shapes tiny  # to try it
-    PYTHONPATH=.:tests python -m serving_traces --judge results
+    PYTHONPATH=.:tests python -m serving_traces --judge results     # with trace.csv in it, if used
 
 With `--steps DIR` what each step held and took, for looking at later. What there is no time for
 (`--seconds`) is left out and said.
@@ -31,8 +31,10 @@ from ridgeline.bench.engine import EngineRun, run_workload
 from ridgeline.data.workload import Workload, WorkloadRequest
 from ridgeline.engine import Engine
 from ridgeline.engine.execution.step_watch import StepWatch, between_s
+from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.hardware import Hardware, detect
 from ridgeline.hardware.clocks import ClockSampler
+from ridgeline.kernels.extension import build_all, find_nvcc, library
 from ridgeline.models.shapes import RandomShape
 from ridgeline.planning.validating.own_runs import TracePoint, judge_own, own_records
 from ridgeline.recipe import Recipe, edited_at_once
@@ -46,13 +48,13 @@ EDITS: dict[str, dict[str, Any]] = {
 }
 POINTS = (
     TracePoint("chat", 160, 14.0),
-    TracePoint("chat", 320, 60.0),  # twice and more of what it carries
-    TracePoint("documents", 120, 12.0),
-    TracePoint("answers", 100, 10.0),
+    TracePoint("documents", 100, 12.0),
+    TracePoint("chat", 256, 60.0),  # twice and more of what it carries
+    TracePoint("answers", 80, 10.0),
 )
 OF_FILE = 200, 8.0  # requests of a trace that is given, and how many times as fast they come
 TRIED = (TracePoint("answers", 4, 2.0),)  # on a CPU
-RESERVE_S = 22.0  # what a point takes at most
+RESERVE_S = 25.0  # what a point takes at most
 
 
 def main(words: Sequence[str]) -> int:
@@ -60,21 +62,33 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--shapes", nargs="+", choices=EDITS, default=["llama-3.1-8b", "qwen3-8b"])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--trace", type=Path, help="one more, a file")
-    parser.add_argument("--seconds", type=float, default=300.0, help="begin nothing behind these")
+    parser.add_argument("--seconds", type=float, default=420.0, help="begin nothing behind these")
     parser.add_argument("--save", type=Path, metavar="DIR")
     parser.add_argument("--steps", type=Path, metavar="DIR")
     parser.add_argument("--judge", type=Path, metavar="DIR", help="records instead of running")
     args = parser.parse_args(words)
     if args.judge is not None:
-        judge(args.judge, args.trace)
+        judge(args.judge)
         return 0
     if args.steps is not None:
         bench_engine.StepWatch = KeptWatch  # type: ignore[misc]
     until = time.monotonic() + args.seconds
+    build_kernels(args.device)
     for number, shape in enumerate(args.shapes):
         left = until - time.monotonic()  # shapes have even parts of it
         measure_shape(shape, args, time.monotonic() + left / (len(args.shapes) - number))
     return 0
+
+
+def build_kernels(device: str) -> None:
+    """Those in CUDA C++, as an engine that has started once has them."""
+    if detect(device).device_type != "cpu":
+        began = time.monotonic()
+        if find_nvcc() is None:
+            say("no nvcc: kernels in CUDA C++ are missing")
+            return
+        build_all()
+        say("kernels are built", seconds=time.monotonic() - began)
 
 
 def measure_shape(shape: str, args: argparse.Namespace, until: float) -> None:
@@ -82,6 +96,7 @@ def measure_shape(shape: str, args: argparse.Namespace, until: float) -> None:
     began = time.monotonic()
     recipe = edited_at_once(Recipe(), EDITS[shape])
     engine = Engine(RandomShape(shape), recipe, device=hardware.device)
+    KeptWatch.engine = engine
     on_gpu = hardware.device_type != "cpu"
     warm_up(engine, hardware, (2048, 6000) if on_gpu else (32,))
     say(f"{shape}: ready and warm", seconds=time.monotonic() - began)
@@ -102,7 +117,9 @@ def measure_shape(shape: str, args: argparse.Namespace, until: float) -> None:
             values |= values_of(point.name, run)
             done.append(point.to_json(workload))
             say(f"{shape}: {point.name}", **shown(run))
-    notes = [json.dumps({"shape": shape, "recipe": EDITS[shape]}), *map(json.dumps, done)]
+    built = on_gpu and library("decode_attention") is not None
+    about = {"shape": shape, "recipe": EDITS[shape], "cuda_cpp": built}
+    notes = [json.dumps(about), *map(json.dumps, done)]
     form = recipe.scheme or engine.recipe.dtype
     record = Record.create(
         f"traces-{shape}-{form}", hardware, values, notes=notes, clocks=clocks.median
@@ -110,7 +127,7 @@ def measure_shape(shape: str, args: argparse.Namespace, until: float) -> None:
     if args.save is not None:
         print(record.save(args.save), flush=True)
     engine.close()
-    del engine
+    del engine, KeptWatch.engine
     gc.collect()
     if on_gpu:
         torch.cuda.empty_cache()
@@ -136,11 +153,9 @@ def warm_up(engine: Engine, hardware: Hardware, prompts: Sequence[int]) -> None:
 def watched_run(
     engine: Engine, workload: Workload, hardware: Hardware, folder: Path | None, name: str
 ) -> EngineRun:
-    """Again where a tenth of a second and more went into compiling and capturing."""
+    """Behind the same at three times the rate, which compiles what is met for the first time."""
+    run_workload(engine, workload.sped_up(3.0), hardware, with_limit=False)
     run = run_workload(engine, workload, hardware, with_limit=False)
-    if run.setup_s > 0.1:
-        say(f"{name}: {run.setup_s:.2f} s of compiling in it, once more")
-        run = run_workload(engine, workload, hardware, with_limit=False)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"latencies": run.latencies, "steps": steps_of(LAST_WATCH[-1])})
@@ -148,31 +163,42 @@ def watched_run(
     return run
 
 
-LAST_WATCH: list[StepWatch] = []
-
-
 class KeptWatch(StepWatch):
-    """The watch of the last run, which the run itself lets go."""
+    """The watch of the last run, which the run itself lets go; with the pages that are in use."""
+
+    engine: Engine
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
+        self.pages: list[int] = []
         LAST_WATCH[:] = [self]
 
+    def end(self, plan: StepPlan) -> None:
+        count = len(self.steps)
+        super().end(plan)
+        self.pages += [self.engine.stats.num_pages_used] * (len(self.steps) - count)
 
-def steps_of(watch: StepWatch) -> list[list[float]]:
-    """Of each step: decode rows, the keys they read, tokens and pairs of prompts, samples; when it
-    began on the device and how long it was there, in s.
+
+LAST_WATCH: list[KeptWatch] = []
+
+
+def steps_of(watch: KeptWatch) -> list[list[float]]:
+    """Of each step: decode rows, the keys they read, the longest's and that of the one at nine
+    tenths, tokens and pairs of prompts, samples, pages in use; when it began on the device and how
+    long it was there, in s.
     """
     rows = []
-    for step in watch.steps:
+    for step, pages in zip(watch.steps, watch.pages, strict=True):
         plan, decodes = step.plan, step.plan.num_decode_rows
         pieces = list(zip(plan.num_tokens, plan.first_positions, strict=True))
-        keys = sum(past + 1 for _, past in pieces[:decodes])
+        keys = sorted(past + 1 for _, past in pieces[:decodes]) or [0]
         pairs = sum(new * past + new * (new + 1) // 2 for new, past in pieces[decodes:])
         tokens = sum(new for new, _ in pieces[decodes:])
         began = between_s(watch.steps[0].began, step.began)
         took = between_s(step.began, step.ended)
-        rows.append([decodes, keys, tokens, pairs, len(plan.sample_keys), began, took])
+        long, longest = keys[len(keys) * 9 // 10], keys[-1]
+        samples = len(plan.sample_keys)
+        rows.append([decodes, sum(keys), longest, long, tokens, pairs, samples, pages, began, took])
     return rows
 
 
@@ -210,10 +236,10 @@ def shown(run: EngineRun) -> dict[str, float]:
     return {key: values[f": {key}"].value for key in names}
 
 
-def judge(folder: Path, trace: Path | None) -> None:
+def judge(folder: Path) -> None:
     """What is simulated over what was measured, less one."""
     for record in own_records(folder):
-        for row in judge_own(record, trace):
+        for row in judge_own(record, folder):
             print(row.words)
 
 

@@ -134,8 +134,11 @@ def real_times(
                 + plan.num_tokens[row] * (plan.num_tokens[row] + 1) // 2
                 for row in range(decodes, rows)
             )
+            longest = max((plan.first_positions[row] + 1 for row in range(decodes)), default=0)
             samples = len(plan.sample_keys)
-            free = max(now, free) + times.ticks(len(plan.token_ids), samples, [keys], pairs)
+            taken = times.step(len(plan.token_ids), samples, [keys], pairs, longest)
+            free, now = max(now, free) + taken.device, now + taken.launches
+            free = max(free, now)
             out.append((plan, free))
         if out and (plan is None or len(out) == 2):
             done, end = out.popleft()

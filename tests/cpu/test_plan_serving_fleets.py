@@ -31,7 +31,13 @@ from ridgeline.planning.serving.fleets.scaling import Scaling
 from ridgeline.planning.serving.fleets.served import RequestLog, ServiceLevel
 from ridgeline.planning.serving.options import ServingOption, Ways
 from ridgeline.planning.serving.setup import EngineSetup, engine_setup, grouped
-from ridgeline.planning.serving.step_times import BaseTime, PredictedTimes, SteadySteps, Tuning
+from ridgeline.planning.serving.step_times import (
+    BaseTime,
+    PredictedTimes,
+    SteadySteps,
+    StepTicks,
+    Tuning,
+)
 from ridgeline.planning.serving.sustained import sustained
 from ridgeline.recipe import Recipe
 
@@ -60,8 +66,8 @@ class WindowedTimes(PredictedTimes):
     def __init__(self) -> None:
         self.windows, self.tuning = [None, 24, 70], Tuning()
 
-    def ticks(self, tokens: int, samples: int, keys: Any, pairs: int) -> int:
-        return self.of_rows(tokens).ticks(keys) + 5 * pairs
+    def step(self, tokens: int, samples: int, keys: Any, pairs: int, longest: int = 0) -> StepTicks:
+        return StepTicks(self.of_rows(tokens).ticks(keys) + 5 * pairs, 0)
 
     def of_rows(self, rows: int) -> BaseTime:
         return BaseTime(1000 + 3 * rows, 1600, 7, [1, 3, 2])

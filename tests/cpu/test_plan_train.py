@@ -36,9 +36,10 @@ from ridgeline.planning.training.constants import load_fitted
 from ridgeline.planning.training.pipelines import pipeline_span
 from ridgeline.planning.training.setup import TrainSetup
 from ridgeline.planning.training.step import estimate_step, least_step_s
-from ridgeline.training.memory.plan import itemise
+from ridgeline.training.memory.plan import MOMENT_BYTES, itemise
 from ridgeline.training.memory.ranks import pipeline_ranks, rank_shares
 from ridgeline.training.ranks.at_scale import step_at_scale
+from ridgeline.training.stepping.precision import PRECISIONS, Precision
 
 LLAMA_1B = describe_shape("llama-3.2-1b").config
 H100 = parse_cluster("8xH100").pools[0]
@@ -154,6 +155,16 @@ def test_parts_add_up_and_more_work_takes_longer() -> None:
     assert 1.8 < twice.step_s / estimate.step_s <= 2.0
     slow = parse_cluster("8xH100@ib100").pools[0]
     assert estimate_step(setup, slow, fitted).step_s == estimate.step_s  # one node needs no cards
+
+
+@pytest.mark.parametrize("units", ["bf16", "fp16", "fp32"])
+def test_the_optimizer_moves_what_training_keeps(units: Precision) -> None:
+    plan = PRECISIONS[units]
+    weight = 2 if plan.format.weight == "bf16" else 4
+    moved = 2 * 4 + 2 * (weight + MOMENT_BYTES[plan.format.moments]) + 6 * plan.has_copies
+    model = describe_shape("tiny").config
+    setup = TrainSetup(model, Layout(), 128, 8, 1, units=units)
+    assert setup.optimizer_bytes == moved
 
 
 def test_slower_networks_make_steps_longer() -> None:

@@ -1,6 +1,7 @@
 """`ridgeline plan --validate --points FOLDER`: predictions beside published measurements.
 
 ridgeline plan --validate --points points       # train.csv, memory.csv and serve.csv there
+ridgeline plan --validate --points results      # our engine under traces: traces-*.json there
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ridgeline.planning.validating.judging import (
 )
 from ridgeline.planning.validating.memory_points import FITTED_TO as MEMORY_FITTED_TO
 from ridgeline.planning.validating.memory_points import judge_memory, read_memory_points
+from ridgeline.planning.validating.own_runs import PREFIX, judge_rows, own_records
 from ridgeline.planning.validating.points import read_points
 from ridgeline.planning.validating.serve_judging import CALIBRATING, judge_serving
 from ridgeline.planning.validating.serve_points import read_serve_points
@@ -59,8 +61,11 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         raise UsageError(f"--points {args.points} is no folder; give one with {FILES[0]}")
     fitted, rows = load_fitted(), list[JudgedRow]()
     training, memory, serving = (args.points / name for name in FILES)
-    if not any(path.exists() for path in (training, memory, serving)):
-        raise UsageError(f"{args.points} has none of {', '.join(FILES)}")
+    has_own = bool(own_records(args.points))
+    if not has_own and not any(path.exists() for path in (training, memory, serving)):
+        raise UsageError(
+            f"{args.points} has none of {', '.join(FILES)}, nor records {PREFIX}*.json"
+        )
     with terminal.progress() as progress:
         points = read_points(training) if training.exists() else []
         for number in range(0, len(points), 40):
@@ -70,6 +75,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
             rows += judge_memory(read_memory_points(memory))
         served = read_serve_points(serving) if serving.exists() else []
         rows += judge_serving(served, progress)
+        rows += judge_rows(args.points)
     fitted_to = {row.source for row in rows if row.source.endswith(CALIBRATING)}
     pairs = {(source, "step") for source in fitted.fitted_to}
     pairs |= {(source, kind) for source in MEMORY_FITTED_TO for kind in ("steady", "peak")}

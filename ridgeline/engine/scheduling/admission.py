@@ -67,6 +67,13 @@ class Admission:
             self._start(stream, match, step)
 
     def _start(self, stream: Stream, match: Match, step: Step) -> None:
+        self.take_in(stream, match, step)
+        self._running.following.announce(stream)
+        plan_piece(self._running, stream, step)
+        assert stream.last_step == step.step_id, f"{stream.key} was admitted without room"
+
+    def take_in(self, stream: Stream, match: Match, step: Step) -> None:
+        """The head of the queue has seats and the pages that were found for it."""
         running = self._running
         running.queue.pop()
         running.prefill(stream)
@@ -82,9 +89,6 @@ class Admission:
             if stream.key[1] == 0:  # the others have its prompt
                 prompt = stream.request.ask.prompt
                 stream.request.num_cached = min(match.num_tokens, len(prompt))
-        running.following.announce(stream)
-        plan_piece(running, stream, step)
-        assert stream.last_step == step.step_id, f"{stream.key} was admitted without room"
 
     def _is_blocked(self, stream: Stream) -> bool:
         """Whether this stream found no room before and there is no more now: looking up a long

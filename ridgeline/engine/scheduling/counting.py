@@ -16,13 +16,14 @@ behind so many rounds, but for which page of the pool is whose.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from ridgeline.engine.scheduling.rows import plan_late_tokens
 from ridgeline.engine.scheduling.running import Running
 from ridgeline.engine.scheduling.scheduler import Received, Scheduler, SchedulerConfig
-from ridgeline.engine.scheduling.state import Stream
+from ridgeline.engine.scheduling.state import Ask, Stream
 from ridgeline.engine.scheduling.step_plan import Step, StepPlan
 from ridgeline.engine.scheduling.tables import Tables
 
@@ -30,8 +31,7 @@ NOTHING = StepPlan(0)
 RECEIVED_TOKENS = 1 << 40  # of a step: prompts that come whole
 
 
-@dataclass(frozen=True, slots=True)
-class CountedStep:
+class CountedStep(NamedTuple):
     """How much is in a step."""
 
     step_id: int
@@ -40,6 +40,27 @@ class CountedStep:
     positions: list[int]  # of the rows that decode: how many tokens each has before it
     num_pairs: int  # of a prompt's token and a token it may see, itself included
     prompts_ended: list[Hashable]  # requests whose prompt's last piece it has
+
+
+class Progress(NamedTuple):
+    """How far a request is that runs."""
+
+    ask: Ask
+    position: int  # the next to be planned
+    num_made: int  # tokens of its output that have
+    last_step: int  # that was planned with it
+
+
+class SchedulerState(NamedTuple):
+    """All there is to know where nothing is kept for others and nobody was preempted."""
+
+    num_steps: int
+    computed_tokens: int
+    prompt_tokens: int  # of those that have begun
+    running: list[Progress]  # in order of rank
+    waiting: list[Ask]  # the same
+    # Of the last step, if it is out: prompts, and where they end. All that decode have a row in it.
+    pieces: dict[Hashable, int] | None
 
 
 class CountingStep(Step):
@@ -159,14 +180,57 @@ class CountingScheduler(Scheduler):
         assert isinstance(step, CountingStep), "it makes no others"
         if self._received is not None:
             self._take_received(step, self._received)
+        pieces = step.pieces
         return CountedStep(
             step.step_id,
             budget - step.budget,
             len(step.samples),
             step.positions,
             step.num_pairs,
-            [stream.key[0] for stream, end in step.pieces if end == stream.target],
+            [stream.key[0] for stream, end in pieces if end == stream.target] if pieces else [],
         )
+
+    def restore(self, state: SchedulerState) -> None:
+        """Go on from there. Nobody may be here."""
+        assert not self._requests, f"{len(self._requests)} requests are here"
+        running, scratch = self._running, CountingStep(state.num_steps, 0)
+        for progress in state.running:
+            self.submit(progress.ask)
+            stream = running.queue.head()
+            assert stream is not None, "it was submitted"
+            self._place(stream, progress, scratch)
+        for ask in state.waiting:
+            self.submit(ask)
+        self._num_steps = running.received = state.num_steps
+        if state.pieces is not None:
+            running.received -= 1
+            running.steps[state.num_steps] = self._step_out(state.num_steps, state.pieces)
+        self._computed_tokens = state.computed_tokens
+        self._admission.prompt_tokens = state.prompt_tokens
+
+    def _place(self, stream: Stream, progress: Progress, scratch: CountingStep) -> None:
+        """A stream that waits runs, and is so far."""
+        tables, number = self._running.tables, stream.request.number
+        self._admission.take_in(stream, tables.find(stream), scratch)
+        tables.extend(stream, progress.position, scratch)
+        stream.position = stream.prefilled = progress.position
+        stream.tokens.extend(array("i", [number]) * progress.num_made)
+        stream.last_step = progress.last_step
+        if stream.position >= stream.target:
+            tables.promise(stream, 0)
+            self._running.decode(stream)
+
+    def _step_out(self, number: int, pieces: Mapping[Hashable, int]) -> CountingStep:
+        step = CountingStep(number, 0)
+        for (request_id, _), stream in self._running.streams.items():
+            end = pieces.get(request_id)
+            if end is not None:
+                step.pieces.append((stream, end))
+            if stream.state == "decoding":
+                step.samples.append(stream)
+            if end is not None or stream.state == "decoding":
+                step.rows.append(stream)
+        return step
 
     def _take_received(self, step: CountingStep, known: set[Hashable]) -> None:
         for stream, end in step.pieces:
@@ -236,7 +300,7 @@ class CountingScheduler(Scheduler):
         """A token for each sample; a request's tokens are its own number, so that no two answers
         are alike.
         """
-        received = Received()
+        received = Received([], [], [])
         for stream in samples:
             if not stream.ended:
                 known = stream.tokens

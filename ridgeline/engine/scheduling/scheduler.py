@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from ridgeline.engine.requests.request import FinishReason
 from ridgeline.engine.scheduling.admission import Admission
@@ -63,15 +64,14 @@ class SchedulerConfig:
                 raise UsageError(f"{name} is {value}; give at least 1")
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """What a step brought: tokens, each with the stream it belongs to, and the samples that are
     done with them.
     """
 
-    keys: list[StreamKey] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    finished: list[tuple[StreamKey, FinishReason]] = field(default_factory=list)
+    keys: list[StreamKey]
+    tokens: list[int]
+    finished: list[tuple[StreamKey, FinishReason]]
 
 
 class Scheduler:
@@ -194,7 +194,8 @@ class Scheduler:
         drafting = note_drafts(running, drafts) if drafts else []
         self._plan_decode(running, step)
         num_decode_rows = len(step.rows)
-        plan_drafts(running, drafting, step)
+        if drafting:
+            plan_drafts(running, drafting, step)
         num_draft_rows = len(step.rows) - num_decode_rows
         self._admission.plan_prompts(step)
         if not step.rows:
@@ -247,7 +248,7 @@ class Scheduler:
 
     def _deliver(self, samples: list[Stream], tokens: Sequence[int]) -> Received:
         """One token for each sample. After `plan_decode` the second loop whose cost counts."""
-        received = Received()
+        received = Received([], [], [])
         add_key, add_token = received.keys.append, received.tokens.append
         for stream, token in zip(samples, tokens, strict=True):
             if stream.ended:
@@ -264,7 +265,7 @@ class Scheduler:
         self, step: Step, tokens: Sequence[int], counts: Sequence[int]
     ) -> Received:
         """As many tokens for each sample as counted, less what follows its end."""
-        received, start = Received(), 0
+        received, start = Received([], [], []), 0
         all_drafts = step.plan.sample_drafts
         for stream, drafts, count in zip(step.samples, all_drafts, counts, strict=True):
             assert 1 <= count <= 1 + drafts, f"{count} tokens from a row with {drafts} drafts"

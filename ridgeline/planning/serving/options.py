@@ -233,7 +233,7 @@ def alone_s(setup: EngineSetup, prompt: int) -> float:
 
 
 def _token_s(setup: EngineSetup, context: int) -> float:
-    return setup.times.seconds(1, 1, [context] * len(setup.times.windows), 0)
+    return setup.times.seconds(1, 1, [context] * len(setup.times.windows), 0, context)
 
 
 def _in_words(recipe: Recipe) -> str:

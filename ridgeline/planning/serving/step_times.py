@@ -16,11 +16,13 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import hypot
+from math import hypot, sqrt
 from typing import NamedTuple
 
 from ridgeline.engine.memory.parts import part_of
 from ridgeline.models.cost import MeanStep
+from ridgeline.planning.serving.longest_row import SHARE, LongestRow, SplitRead
+from ridgeline.profiling.predicting.launching import launch_s
 from ridgeline.profiling.predicting.run_state import RunState
 from ridgeline.profiling.predicting.step_model import StepParts, modelled
 
@@ -51,6 +53,8 @@ class Tuning:
     step_s: float = 0.0  # more, each step
     row_s: float = 0.0  # more, each row that samples: what a host does for each
     request_s: float = 0.0  # before a request reaches the scheduler, and its tokens the reader
+    # Whether attention is cut, and what is no graph is launched, as our engine does it.
+    own_kernels: bool = True
 
 
 class LazyCurve:
@@ -95,35 +99,111 @@ def _counts() -> list[int]:
 COUNTS = _counts()
 
 
+class StepTicks(NamedTuple):
+    """Of one step."""
+
+    device: int
+    launches: int  # of its host, while the device may still have the step before
+
+
+class LongestRead:
+    """What the longest of so many rows adds to attention (longest_row.py), in ticks."""
+
+    __slots__ = ("_cut", "_read", "_rows", "per_token", "share")
+
+    def __init__(self, cut: LongestRow, rows: int, per_token: int, share: int) -> None:
+        self._cut, self._rows = cut, rows
+        self.per_token, self.share = per_token, share  # of a token of a split, of any key
+        self._read = SplitRead(0, 0, 0)  # that was looked up last
+
+    def grouped(self, size: int) -> LongestRead:
+        return LongestRead(self._cut, self._rows, self.per_token, size * self.share)
+
+    def ticks(self, keys: int, longest: int) -> int:
+        read = self._read
+        if not read.above < longest <= read.bound:
+            read = self._read = self._cut.read(self._rows, longest)
+        tokens = longest if longest < read.split_tokens else read.split_tokens
+        return self.share * keys + self.per_token * tokens
+
+    def growth(self, longest: int, more_keys: int) -> tuple[int, int]:
+        """How many more ticks each step takes while rows grow, and for how many steps."""
+        read = self._cut.read(self._rows, longest)
+        grows = longest < read.split_tokens
+        last = min(read.split_tokens, read.bound) if grows else read.bound
+        return self.share * more_keys + grows * self.per_token, max(1, last - longest + 1)
+
+
 class BaseTime:
     """What steps of as many tokens and samples have in common, in ticks."""
 
-    __slots__ = ("_busy", "_first", "_host", "_launches", "_rest")
+    __slots__ = ("_busy", "_first", "_host", "_launches", "_longest", "_rest")
 
-    def __init__(self, busy: int, launches: int, host: int, per_key: Sequence[int]) -> None:
+    def __init__(
+        self,
+        busy: int,
+        launches: int,
+        host: int,
+        per_key: Sequence[int],
+        longest: LongestRead | None = None,
+    ) -> None:
         self._busy, self._launches, self._host = busy, launches, host
         self._first, self._rest = per_key[0], per_key[1:]
+        self._longest = longest
 
-    def ticks(self, keys: Sequence[int]) -> int:
+    def ticks(self, keys: Sequence[int], longest: int = 0) -> int:
         """A device that is quicker than its launches waits for them."""
-        device = self._device(keys)
+        device = self.device(keys, longest)
         return (device if device > self._launches else self._launches) + self._host
 
     def grouped(self, size: int) -> BaseTime:
         """With keys counted for one row of so many that are alike."""
         per_key = [size * each for each in (self._first, *self._rest)]
-        return BaseTime(self._busy, self._launches, self._host, per_key)
+        read = self._longest
+        if read is not None:
+            read = read.grouped(size)
+        return BaseTime(self._busy, self._launches, self._host, per_key, read)
 
-    def series(self, keys: Sequence[int], growth: Sequence[int]) -> SteadySteps:
-        """Of steps that each read so many keys more than the one before."""
-        more = self._device(growth) - self._busy
-        return SteadySteps(self._device(keys), more, self._launches, self._host)
-
-    def _device(self, keys: Sequence[int]) -> int:
-        device = self._busy + self._first * keys[0]
+    def series(
+        self, keys: Sequence[int], growth: Sequence[int], longest: int = 0
+    ) -> tuple[SteadySteps, int]:
+        """Of steps that each read so many keys more than the one before; for how many it is so."""
+        attention, more, holds = self._first * keys[0], self._first * growth[0], 1 << 40
+        if self._longest is not None and longest:
+            attention, more, holds = self._longer(attention, more, keys[0], growth[0], longest)
+        device = self._busy + attention
         if self._rest:
             device += sum(s * n for s, n in zip(self._rest, keys[1:], strict=True))
-        return device
+            more += sum(s * n for s, n in zip(self._rest, growth[1:], strict=True))
+        return SteadySteps(device, more, self._launches, self._host), holds
+
+    def device(self, keys: Sequence[int], longest: int = 0) -> int:
+        attention = self._first * keys[0]
+        if self._longest is not None and longest:
+            by_row = self._longest.ticks(keys[0], longest)
+            attention = by_row if by_row > attention else attention
+        if self._rest:
+            attention += sum(s * n for s, n in zip(self._rest, keys[1:], strict=True))
+        return self._busy + attention
+
+    @property
+    def host(self) -> int:
+        return self._host
+
+    def _longer(
+        self, all_keys: int, more: int, keys: int, more_keys: int, longest: int
+    ) -> tuple[int, int, int]:
+        """What attention takes, by all keys or by the longest row, until the other takes longer."""
+        assert self._longest is not None, "asked for"
+        by_row = self._longest.ticks(keys, longest)
+        row_more, holds = self._longest.growth(longest, more_keys)
+        if all_keys >= by_row:
+            if row_more > more:
+                holds = min(holds, (all_keys - by_row) // (row_more - more) + 1)
+            return all_keys, more, holds
+        if more > row_more:
+            holds = min(holds, -((all_keys - by_row) // (more - row_more)))
+        return by_row, row_more, holds
 
 
 class SteadySteps(NamedTuple):
@@ -145,6 +225,27 @@ class SteadySteps(NamedTuple):
         rest = count - waiting
         grown = rest * (device + waiting * more) + more * (rest * (rest - 1) // 2)
         return waiting * launches + grown + count * host
+
+    def num_until(self, wanted: int) -> int:
+        """The fewest steps that take as long as this or longer; each takes some time."""
+        if wanted <= 0:
+            return 0
+        device, more, launches, host = self
+        waiting, each = 0, max(device, launches) + host
+        if device < launches and more:
+            waiting = -((device - launches) // more)
+            if self.total(waiting) < wanted:
+                later = SteadySteps(device + waiting * more, more, launches, host)
+                return waiting + later.num_until(wanted - self.total(waiting))
+        count = wanted // each
+        if more and not waiting:  # the root of a parabola, in doubles, and then to the step
+            half = each / more - 0.5
+            count = int(sqrt(half * half + 2 * wanted / more) - half)
+        while self.total(count) < wanted:
+            count += 1
+        while count and self.total(count - 1) >= wanted:
+            count -= 1
+        return count
 
 
 class PredictedTimes:
@@ -172,6 +273,12 @@ class PredictedTimes:
         self._busy, self._launches = LazyCurve(self._busy_s), LazyCurve(self._launch_s)
         self._heads = LazyCurve(self._head_s)
         self._host_s = self._parts(1, 1).host_s + tuning.step_s
+        self._launched: dict[int, int] = {}
+        uses_graphs = state.uses_graphs and not recipe.parallel.tensor > 1
+        self._largest_graph = recipe.limits.max_graph_batch or 0 if uses_graphs else 0
+        self._cut: LongestRow | None = None
+        if tuning.own_kernels and state.is_fused and state.on_gpu and self.windows[0] is None:
+            self._cut = LongestRow(self._state, layers[None])
 
     @classmethod
     def of(cls, state: RunState, tuning: Tuning | None = None) -> PredictedTimes:
@@ -181,18 +288,38 @@ class PredictedTimes:
         """By another tuning; what the model of a step has said already is not asked again."""
         return PredictedTimes(self._given, tuning, self._untuned)
 
-    def seconds(self, tokens: int, samples: int, keys: Sequence[int], pairs: int) -> float:
-        return seconds_of(self.ticks(tokens, samples, keys, pairs))
+    def seconds(
+        self, tokens: int, samples: int, keys: Sequence[int], pairs: int, longest: int = 0
+    ) -> float:
+        """Of a step alone."""
+        return seconds_of(max(self.step(tokens, samples, keys, pairs, longest)))
 
-    def ticks(self, tokens: int, samples: int, keys: Sequence[int], pairs: int) -> int:
-        """`keys` are those that decode rows read, for each kind of window; `pairs` those of the
-        prompts' tokens and what they see.
+    def step(
+        self, tokens: int, samples: int, keys: Sequence[int], pairs: int, longest: int = 0
+    ) -> StepTicks:
+        """`keys` are those that decode rows read, for each kind of window, `longest` the row's that
+        reads most; `pairs` those of the prompts' tokens and what they see.
         """
         base = self._bases.get((tokens, samples)) or self._base(tokens, samples)
-        own = base.ticks(keys)
         if not pairs:
-            return own
-        return int((own + self._per_pair * pairs) * self.tuning.prompts)
+            return StepTicks(base.ticks(keys, longest), 0)
+        tuning = self.tuning
+        if not tuning.own_kernels:
+            own = base.ticks(keys, longest) + self._per_pair * pairs
+            return StepTicks(int(own * tuning.prompts), 0)
+        device = base.device(keys, longest) + self._per_pair * pairs
+        is_graph = not keys[0] and tokens <= self._largest_graph
+        launches = 0 if is_graph else self._eager(tokens)
+        return StepTicks(int(device * tuning.prompts) + base.host, launches)
+
+    def _eager(self, tokens: int) -> int:
+        """What launching its kernels one by one takes."""
+        known = self._launched.get(tokens)
+        if known is None:
+            work = MeanStep(1, tokens, 1, 0, 0)
+            seconds = launch_s(self._state, work) if self._state.on_gpu else 0.0
+            known = self._launched[tokens] = ticks_of(seconds)
+        return known
 
     def of_rows(self, rows: int) -> BaseTime:
         """What decode steps with so many rows have in common."""
@@ -203,9 +330,16 @@ class PredictedTimes:
         if known is None:
             busy, launches = self._busy(tokens) + self._heads(samples), self._launches(tokens)
             host = self._host_s + self.tuning.row_s * samples
-            known = BaseTime(ticks_of(busy), ticks_of(launches), ticks_of(host), self._per_key)
+            times = ticks_of(busy), ticks_of(launches), ticks_of(host)
+            known = BaseTime(*times, self._per_key, self._longest(samples))
             self._bases[tokens, samples] = known
         return known
+
+    def _longest(self, rows: int) -> LongestRead | None:
+        if self._cut is None or not rows:
+            return None
+        per_token = ticks_of(self._cut.per_token_s * self.tuning.attention)
+        return LongestRead(self._cut, rows, per_token, int(SHARE * self._per_key[0]))
 
     def _parts(self, tokens: int, samples: int, pairs: float = 0.0, keys: float = 0.0) -> StepParts:
         rows = min(tokens, max(samples, 1))
@@ -260,11 +394,12 @@ class GroupedTimes(PredictedTimes):
         self.windows, self.tuning = times.windows, times.tuning
         self._grouped: dict[int, BaseTime] = {}
 
-    def ticks(self, tokens: int, samples: int, keys: Sequence[int], pairs: int) -> int:
+    def step(
+        self, tokens: int, samples: int, keys: Sequence[int], pairs: int, longest: int = 0
+    ) -> StepTicks:
         size = self._size
-        return self._times.ticks(
-            size * tokens, size * samples, [size * n for n in keys], size * pairs
-        )
+        every = [size * n for n in keys]
+        return self._times.step(size * tokens, size * samples, every, size * pairs, longest)
 
     def of_rows(self, rows: int) -> BaseTime:
         if rows not in self._grouped:

@@ -48,6 +48,7 @@ class Stack:
     even_stages: bool = True  # as many layers on each; else cut by what layers and head cost
 
 
+FP32_MOMENTS = 8  # bytes of a weight's two
 RIDGELINE = Stack(
     "ridgeline", master_bytes=6.0, even_stages=False
 )  # 16 bits that bf16 lacks, moments in bf16
@@ -78,6 +79,19 @@ class TrainSetup:
     def element_bytes(self) -> int:
         """Of an activation, and of a weight that is gathered."""
         return 4 if self.units == "fp32" else 2
+
+    @property
+    def optimizer_bytes(self) -> float:
+        """Of a weight: what the optimizer reads and writes of it, of its gradient and of what is
+        kept beside it. In fp32 nothing stands for bits that a weight lacks, and moments are whole;
+        in fp16 our weights are copies of such ones.
+        """
+        gradient = 2 * self.stack.gradient_bytes
+        if self.units == "fp32":
+            return gradient + 2 * (4 + FP32_MOMENTS)
+        if self.units == "fp16" and self.stack.name == RIDGELINE.name:
+            return gradient + 2 * (4 + FP32_MOMENTS) + 4 + 2
+        return gradient + 2 * (2 + self.stack.master_bytes)
 
     @property
     def tokens(self) -> int:

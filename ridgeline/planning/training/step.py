@@ -347,5 +347,5 @@ def _once_a_step(
     held = weights / layout.shard
     if stack.shards_optimizer:
         held /= layout.size_of("gradient")
-    moved = held * (2 * stack.gradient_bytes + 2 * (2 + stack.master_bytes))
+    moved = held * setup.optimizer_bytes
     return {"replicate": summed + gathered, "optimizer": moved / times.bytes_s}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,11 @@ from ridgeline.planning.serving.setup import engine_setup
 from ridgeline.planning.serving.sustained import sustained
 from ridgeline.planning.serving.tunings import tuning_for
 from ridgeline.planning.validating.drawn_traces import TRACES, drawn_trace
+from ridgeline.planning.validating.judging import JudgedRow
 from ridgeline.recipe import Recipe, edited_at_once
 from ridgeline.records import Record
 
-PREFIX = "traces-"
+PREFIX, OWN = "traces-", "own"
 # Of a point's values: what the simulation says of the same.
 FIGURES = ("TPOT", "mean TTFT", "TTFT p99", "tokens/s")
 
@@ -70,7 +71,7 @@ class OwnRow:
     subject: str
     point: TracePoint
     measured: tuple[float, ...]
-    predicted: tuple[float, ...]
+    predicted: tuple[float, ...]  # none where its trace is not there
 
     @property
     def errors(self) -> tuple[float, ...]:
@@ -78,6 +79,8 @@ class OwnRow:
 
     @property
     def words(self) -> str:
+        if not self.predicted:
+            return f"{self.subject}, {self.point.name}: needs the file {self.point.trace}"
         each = zip(FIGURES, self.measured, self.predicted, self.errors, strict=True)
         figures = ", ".join(f"{n} {m:.4g} as {p:.4g} ({e:+.1%})" for n, m, p, e in each)
         return f"{self.subject}, {self.point.name}: {figures}"
@@ -88,21 +91,39 @@ def own_records(folder: Path) -> list[Record]:
     return [Record.from_json(json.loads(path.read_text())) for path in paths]
 
 
-def judge_own(record: Record, file: Path | None = None) -> Iterator[OwnRow]:
-    """Points of files that are not given are left out."""
+def judge_rows(folder: Path) -> list[JudgedRow]:
+    """Of all records in a folder, with the traces that lie there too."""
+    rows = []
+    for record in own_records(folder):
+        for each in judge_own(record, folder):
+            name = f"{each.subject} {each.point.name}"
+            if not each.predicted:
+                reason = f"needs the file {each.point.trace} beside it"
+                rows.append(JudgedRow(name, each.subject, OWN, None, None, refused=reason))
+            rows += [
+                JudgedRow(name, each.subject, f"{OWN} {kind}", predicted, measured)
+                for kind, measured, predicted in zip(
+                    FIGURES, each.measured, each.predicted, strict=False
+                )
+            ]
+    return rows
+
+
+def judge_own(record: Record, folder: Path | None = None) -> Iterator[OwnRow]:
+    """Points of files that are not in the folder have no predictions."""
     subject, *points = map(json.loads, record.notes)
     for about in points:
         names = TracePoint.__dataclass_fields__
         point = TracePoint(**{key: about[key] for key in names})
-        if point.trace not in TRACES and (file is None or file.name != point.trace):
+        file = None if folder is None else folder / point.trace
+        row = OwnRow(record.name.removeprefix(PREFIX), point, _measured(record, point), ())
+        if point.trace not in TRACES and (file is None or not file.is_file()):
+            yield row
             continue
         workload = point.workload(file)
         if point.to_json(workload) != about:
             raise UsageError(f"{record.name}, {point.name}: its trace is another now")
-        report = simulated(record, subject, workload)
-        yield OwnRow(
-            record.name.removeprefix(PREFIX), point, _measured(record, point), _figures(report)
-        )
+        yield replace(row, predicted=_figures(simulated(record, subject, workload)))
 
 
 def simulated(record: Record, subject: Mapping[str, Any], workload: Workload) -> RunReport:

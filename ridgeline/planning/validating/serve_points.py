@@ -48,7 +48,7 @@ EIGHT_BIT_EXPERTS, FOUR_BIT_EXPERTS = 0.5, 0.29  # of bf16's bytes and time
 class Calibration:
     """What a source's engine and benchmark do otherwise, fitted to points of it."""
 
-    tuning: Tuning = field(default_factory=Tuning)
+    tuning: Tuning = field(default_factory=lambda: Tuning(own_kernels=False))
     equal_lengths: bool = False  # all requests are as long as said, and so end together
     first: float = 1.0  # times the TTFT that is simulated
 

@@ -17,25 +17,17 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import NamedTuple
 
 from ridgeline.engine.scheduling.counting import CountedStep, CountingScheduler
 from ridgeline.engine.scheduling.scheduler import MAX_STEPS_OUT, SchedulerConfig
 from ridgeline.engine.scheduling.state import Ask, Stats
+from ridgeline.planning.serving.fleets.calm import CalmRounds, Clock, OutStep, can_be_calm
 from ridgeline.planning.serving.fleets.served import RequestLog
 from ridgeline.planning.serving.step_times import PredictedTimes, SteadySteps, seconds_of
 
 MOST_ROUNDS = 1 << 20  # taken at once
-
-
-class OutStep(NamedTuple):
-    """A step on the device."""
-
-    step_id: int
-    end: int
-    prompts_ended: list[Hashable]  # requests that have their first token with it
 
 
 class SimulatedReplica:
@@ -51,45 +43,88 @@ class SimulatedReplica:
         receives: bool = False,
     ) -> None:
         self.scheduler = CountingScheduler(config, receives)
-        self.now = since  # of its host: when it plans next
         self.num_requests = 0  # there, and not ended
-        self.busy = 0  # ticks of its device
         self._times, self._log, self._jumps = times, log, jumps
         self._depth = MAX_STEPS_OUT if overlap else 1
+        self._sees_all = times.windows == [None]
         self._out: deque[OutStep] = deque()
-        self._device_free = since
+        self._clock = Clock(since)
         self._is_idle = True
+        self._config, self._may_be_calm = config, can_be_calm(config, times)
+        self._may_be_calm &= jumps and not receives
+        self._calm = self._calm_again()
+
+    @property
+    def now(self) -> int:
+        """Of its host: when it plans next."""
+        return self._clock.now
+
+    @property
+    def busy(self) -> int:
+        """Ticks of its device."""
+        return self._clock.busy
 
     @property
     def stats(self) -> Stats:
+        self._settle()
         return self.scheduler.stats()
 
     @property
     def next_time(self) -> float:
         """When it does something again; infinity while nobody asks."""
-        return math.inf if self._is_idle else self.now
+        return math.inf if self._is_idle else self._clock.now
 
     def submit(self, ask: Ask, now: int) -> None:
         """A request reaches it. `advance(until=now)` comes first."""
+        clock = self._clock
         if self._is_idle:
-            self.now, self._is_idle = max(self.now, now), False
+            clock.now, self._is_idle = max(clock.now, now), False
+            self._calm = self._calm or self._calm_again()
         self.num_requests += 1
+        if self._calm is not None and self._calm.takes(ask):
+            self._calm.submit(ask)
+            return
+        self._settle()
         self.scheduler.submit(ask)
         self._note_ended()
 
     def advance(self, until: float) -> None:
         """All it does before `until`."""
-        while self.now < until and not self._is_idle:
-            if not (self._jumps and self._jump(until)):
-                self._round()
+        self._advance(until, to_end=False)
 
     def advance_to_end(self, until: float) -> int | None:
         """Up to when a request ends, if one does before `until`; when that is."""
         present = self.num_requests
-        while self.now < until and not self._is_idle and self.num_requests == present:
+        self._advance(until, to_end=True)
+        return self._clock.now if self.num_requests < present else None
+
+    def _advance(self, until: float, to_end: bool) -> None:
+        clock, present, calm = self._clock, self.num_requests, self._calm
+        if calm is not None:
+            is_done = calm.advance(until, to_end)
+            self.num_requests, self._is_idle = calm.num_requests, calm.is_idle
+            if is_done:
+                return
+            self._settle()
+        while clock.now < until and not self._is_idle:
+            if to_end and self.num_requests < present:
+                return
             if not (self._jumps and self._jump(until)):
                 self._round()
-        return self.now if self.num_requests < present else None
+
+    def _calm_again(self) -> CalmRounds | None:
+        """While nobody is here."""
+        if not self._may_be_calm:
+            return None
+        parts = self._config, self._times, self._log, self._clock, self._depth
+        return CalmRounds(*parts, self.scheduler.stats())
+
+    def _settle(self) -> None:
+        """The scheduler goes on from where a calm replica stands."""
+        if self._calm is not None:
+            state, self._out = self._calm.given_up()
+            self.scheduler.restore(state)
+            self._calm = None
 
     def _round(self) -> None:
         """As the engine's loop advances: plan and launch a step, wait for the one that is due."""
@@ -103,13 +138,15 @@ class SimulatedReplica:
 
     def _launch(self, step: CountedStep) -> None:
         keys = self._keys(step.positions)
-        taken = self._times.ticks(step.num_tokens, step.num_samples, keys, step.num_pairs)
-        self._device_free = max(self.now, self._device_free) + taken
-        self.busy += taken
-        self._out.append(OutStep(step.step_id, self._device_free, step.prompts_ended))
+        longest = max(step.positions) + 1 if step.positions else 0
+        taken = self._times.step(step.num_tokens, step.num_samples, keys, step.num_pairs, longest)
+        end = self._clock.launch(taken)
+        self._out.append(OutStep(step.step_id, end, step.prompts_ended))
 
     def _keys(self, positions: list[int]) -> list[int]:
         """Keys that rows at these positions read, for each kind of window."""
+        if self._sees_all:
+            return [sum(positions) + len(positions)]
         return [
             sum(positions) + len(positions)
             if window is None
@@ -118,7 +155,7 @@ class SimulatedReplica:
         ]
 
     def _receive(self, out: OutStep) -> None:
-        self.now = max(self.now, out.end)
+        self._clock.now = max(self.now, out.end)
         has_ended = self.scheduler.bring(out.step_id)
         for request_id in out.prompts_ended:
             self._log.note_first(request_id, seconds_of(self.now))
@@ -140,7 +177,7 @@ class SimulatedReplica:
         rounds = self._pass(most, until, self.scheduler.decoding_positions())
         last = self.scheduler.take_quiet(rounds)
         if self._out:
-            self._out[0] = self._out[0]._replace(step_id=last, end=self._device_free)
+            self._out[0] = self._out[0]._replace(step_id=last, end=self._clock.device_free)
         return True
 
     def _pass(self, most: int, until: float, positions: list[int]) -> int:
@@ -148,25 +185,30 @@ class SimulatedReplica:
         `until`.
         """
         base, windows = self._times.of_rows(len(positions)), self._times.windows
-        keys, rounds = self._keys(positions), 0
+        keys, longest, rounds = self._keys(positions), max(positions) + 1, 0
         steps = _steady(positions, windows)
+        left, growth = next(steps)
         while rounds < most and self.now < until:
-            lasts, growth = next(steps)
-            count = self._pass_steady(base.series(keys, growth), min(lasts, most - rounds), until)
+            series, holds = base.series(keys, growth, longest + rounds)
+            count = self._pass_steady(series, min(left, holds, most - rounds), until)
             keys = [known + count * more for known, more in zip(keys, growth, strict=True)]
             rounds += count
+            left -= count
+            if not left:
+                left, growth = next(steps)
         return rounds
 
     def _pass_steady(self, series: SteadySteps, most: int, until: float) -> int:
         """With `overlap` a round ends when the step before its own is done."""
-        start, lag = max(self.now, self._device_free), int(self._depth > 1)
+        start, lag = max(self.now, self._clock.device_free), int(self._depth > 1)
         count = most
         if start + series.total(most - lag) >= until:
             wanted = until - start
             count = 1 + bisect_left(range(1, most), wanted, key=lambda n: series.total(n - lag))
         taken = series.total(count)
-        self.now, self._device_free = start + series.total(count - lag), start + taken
-        self.busy += taken
+        self._clock.now = start + series.total(count - lag)
+        self._clock.device_free = start + taken
+        self._clock.busy += taken
         return count
 
 

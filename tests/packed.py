@@ -30,18 +30,6 @@ def pack(*documents: Sequence[int], ignored: Sequence[int] = ()) -> PackedBatch:
     )
 
 
-def joined(batches: list[PackedBatch]) -> PackedBatch:
-    """The same documents in one row."""
-    lengths = [len(batch.ids) for batch in batches]
-    starts = [batch.starts[:-1] + sum(lengths[:i]) for i, batch in enumerate(batches)]
-    return PackedBatch(
-        torch.cat([batch.ids for batch in batches]),
-        torch.cat([batch.targets for batch in batches]),
-        torch.cat([batch.positions for batch in batches]),
-        torch.cat([*starts, torch.tensor([sum(lengths)], dtype=torch.int32)]),
-    )
-
-
 def draw(*lengths: int, vocab: int = 131, seed: int = 0) -> list[list[int]]:
     """Random documents of these lengths."""
     generator = torch.Generator().manual_seed(seed)

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from packed import joined
 from rank_work import LENGTH, sequences, whole_model
 from torch import Tensor
 
+from ridgeline.data.loading.packing import joined
 from ridgeline.models import Transformer
 from ridgeline.models.checkpoint import save
 from ridgeline.models.families import Description, describe_hf

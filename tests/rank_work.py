@@ -7,12 +7,12 @@ from types import MethodType
 from typing import Any
 
 import torch
-from packed import draw, joined, pack
+from packed import draw, pack
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
-from ridgeline.data.loading.packing import PackedBatch
+from ridgeline.data.loading.packing import PackedBatch, joined
 from ridgeline.errors import NumericsError
 from ridgeline.models import ModelConfig, Transformer
 from ridgeline.models.transformer import build_model, fill_random

@@ -10,11 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from packed import TINY, joined
+from packed import TINY
 from process_ranks import run_ranks
 from rank_work import LENGTH, hidden_beside, sequences
 from test_layout_steps import TRAIN, check_steps, shape
 
+from ridgeline.data.loading.packing import joined
 from ridgeline.errors import UsageError
 from ridgeline.models.families import describe_hf
 from ridgeline.parallel.context import key_needs, pieces, positions

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from packed import TINY, joined
+from packed import TINY
 from process_ranks import run_ranks
 from rank_work import LENGTH, sequences, steps, whole_model
 from tiny_models import make_model, one_of_each_family
 
+from ridgeline.data.loading.packing import joined
 from ridgeline.models import ModelConfig
 from ridgeline.models.families import describe_hf
 from ridgeline.parallel.degrees import can_share

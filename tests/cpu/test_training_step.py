@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from packed import BATCHES, FP32, draw, joined, pack, tiny
+from packed import BATCHES, FP32, draw, pack, tiny
 from tiny_models import one_of_each_family
 from torch import Tensor
 
-from ridgeline.data.loading.packing import PackedBatch
+from ridgeline.data.loading.packing import PackedBatch, joined
 from ridgeline.errors import NumericsError, UsageError
 from ridgeline.kernels import host_library
 from ridgeline.models import Transformer

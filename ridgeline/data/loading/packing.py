@@ -7,12 +7,15 @@ what is learned of the end is that it comes, not what follows.
     batch = pack(store, pieces)         # pieces: where each document of the row lies (windows.py)
     loss = cross_entropy(logits_TV, batch.targets, ignore_index=IGNORED, reduction="sum")
     loss / batch.num_targets
+    joined([batch, other])              # the documents of several rows in one
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -91,6 +94,19 @@ class PackedBatch:
         """Counted on the host, so that reading them never waits for a device."""
         counts = ("num_targets", "longest", "lengths", "learned")
         vars(batch).update({name: getattr(self, name) for name in counts})
+
+
+def joined(batches: Sequence[PackedBatch]) -> PackedBatch:
+    """The documents of these rows in one; none of them padded."""
+    lengths = [len(batch.ids) for batch in batches]
+    firsts = accumulate(lengths[:-1], initial=0)
+    starts = [batch.starts[:-1] + first for batch, first in zip(batches, firsts, strict=True)]
+    return PackedBatch(
+        torch.cat([batch.ids for batch in batches]),
+        torch.cat([batch.targets for batch in batches]),
+        torch.cat([batch.positions for batch in batches]),
+        torch.cat([*starts, starts[0].new_tensor([sum(lengths)])]),
+    )
 
 
 @dataclass(frozen=True)

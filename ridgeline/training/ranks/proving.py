@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch import Tensor
 
-from ridgeline.data.loading.packing import IGNORED, PackedBatch
+from ridgeline.data.loading.packing import IGNORED, PackedBatch, joined
 from ridgeline.errors import NumericsError, OutputError
 from ridgeline.formats.files import atomic_write
 from ridgeline.hardware.paths import cache_dir
@@ -38,6 +38,7 @@ from ridgeline.training.ranks.crew import Crew
 from ridgeline.training.ranks.rank_trainer import rank_trainer, whole_tensors
 from ridgeline.training.ranks.weights.local_model import read_region
 from ridgeline.training.stepping.gradients import norm_pieces
+from ridgeline.training.stepping.step import StepLimits
 from ridgeline.version import __version__
 
 STEPS = 2  # the gradients of the first are compared; the second has what they changed
@@ -56,6 +57,28 @@ class Proof:
     seconds: float
 
 
+class SeenGradients:
+    """A step's, beside the plain ones, before it changes weights by them."""
+
+    def __init__(self, expected: Mapping[str, Tensor], parts: Mapping[str, Part]) -> None:
+        self._expected, self._parts = expected, parts
+        self.differences: dict[str, float] = {}  # of each on this rank, of the whole one's norm
+        self.wrong: tuple[str, Tensor] | None = None  # the first that differs
+
+    def __call__(self, gradients: Mapping[str, Tensor], factor: float) -> None:
+        for name, part in self._parts.items():
+            wanted = read_region(self._expected[name], part.region)
+            own = gradients[name][: len(wanted)] * factor
+            scale = self._expected[name].norm().item() or 1.0
+            self.differences[name] = (own - wanted).norm().item() / scale
+            if self.wrong is None and not self.differences[name] <= BOUND:
+                self.wrong = name, own
+
+    def how_many(self) -> str:
+        wrong = [each for each in self.differences.values() if not each <= BOUND]
+        return f"({len(wrong)} of {len(self.differences)} gradients differ)"
+
+
 def prove(model: ModelConfig, train: TrainConfig, mesh: Mesh) -> Proof:
     """NumericsError on every rank where any of them finds a difference."""
     start = time.perf_counter()
@@ -67,23 +90,23 @@ def prove(model: ModelConfig, train: TrainConfig, mesh: Mesh) -> Proof:
     optimizer = torch.optim.AdamW(
         whole.parameters(), lr=LR, betas=(0.9, 0.95), eps=EPS, weight_decay=0.0
     )
+    parts = trainer.local.parts
     worst, problem = 0.0, None
     for step in range(STEPS):
         on_host = sequences(order, small.vocab_size, step)
         passes = crew.own_passes(on_host, small)
         batch = [each.to(mesh.device) for each in on_host]
-        plain, expected = naive_loss_and_gradients(whole, batch)
+        plain, expected = naive_loss_and_gradients(whole, [joined(batch)])
         if step == 0:
-            _, _, gradients = trainer.gradients(passes)
-            differences = compared(gradients, expected, trainer.local.parts)
-            worst = max(differences.values())
-            wrong = [name for name, each in differences.items() if not each <= BOUND]
-            if wrong:
-                problem = explained(
-                    wrong[0], gradients, expected, whole, batch, mesh, trainer.local.parts
-                )
-                problem += f" ({len(wrong)} of {len(differences)} gradients differ)"
-        result = trainer.step(passes, lr=LR)
+            seen = SeenGradients(expected, parts)
+            trainer.before_update = seen
+        # Limits let a step whose numbers are none end, and change nothing.
+        result = trainer.step(passes, lr=LR, limits=StepLimits())
+        if step == 0:
+            worst = max(seen.differences.values())
+            if seen.wrong is not None:
+                why = explained(*seen.wrong, expected, whole, batch, mesh, parts)
+                problem = f"{why} {seen.how_many()}"
         norm = plain_update(whole, optimizer, expected, order.optimizer.max_norm)
         problem = problem or scalars_differ(step, result.loss, plain, result.gradient_norm, norm)
         if stop := next(filter(None, crew.from_all(problem)), None):
@@ -193,19 +216,6 @@ def sequences(order: TrainConfig, vocab_size: int, seed: int) -> list[PackedBatc
     return made
 
 
-def compared(
-    gradients: Mapping[str, Tensor], expected: Mapping[str, Tensor], parts: Mapping[str, Part]
-) -> dict[str, float]:
-    """How far each gradient on this rank is from its part of the plain one, of that one's norm."""
-    differences = {}
-    for name, part in parts.items():
-        wanted = read_region(expected[name], part.region)
-        own = gradients[name][: len(wanted)]
-        scale = expected[name].norm().item() or 1.0
-        differences[name] = (own - wanted).norm().item() / scale
-    return differences
-
-
 def scalars_differ(
     step: int, loss: float, plain_loss: float, norm: float, plain_norm: float
 ) -> str | None:
@@ -218,7 +228,7 @@ def scalars_differ(
 
 def explained(
     name: str,
-    gradients: Mapping[str, Tensor],
+    own: Tensor,
     expected: Mapping[str, Tensor],
     whole: Transformer,
     batch: Sequence[PackedBatch],
@@ -230,7 +240,6 @@ def explained(
     """
     region = parts[name].region
     wanted = read_region(expected[name], region)
-    own = gradients[name][: len(wanted)]
     text = f"the gradient of {name} on rank {mesh.rank}"
     for axis in several(mesh.layout):
         size = mesh.layout.size_of(axis)

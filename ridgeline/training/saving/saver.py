@@ -186,7 +186,7 @@ class CheckpointSaver:
         )
         self._writing, self._device_copy = future, copy
         if copy is not None:
-            self._trainer.before_update = copy.hold_stream
+            self._trainer.before_update = lambda gradients, factor: copy.hold_stream()
         thread.start()
         if self.waits:
             thread.join()

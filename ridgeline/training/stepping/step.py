@@ -164,7 +164,8 @@ class Trainer:
         if teacher is not None:
             plan_of = ForwardPlan(self.mode.forward.ops, deterministic=config.deterministic)
             self._teacher = Teacher(teacher, plan_of, config.distill.weight)
-        self.before_update: Callable[[], None] | None = None  # called once
+        # Called once, with the gradients and what makes them those of the mean.
+        self.before_update: Callable[[Mapping[str, Tensor], float], None] | None = None
 
     def mode_of(
         self,
@@ -266,7 +267,7 @@ class Trainer:
     ) -> Tensor:
         """Returns how many updates were lost in rounding."""
         if self.before_update is not None:
-            self.before_update()
+            self.before_update(gradients, factor)
             self.before_update = None
         if self.loss_scale is not None:  # in fp16 overflows are usual: the host has to know
             is_finite = bool(norm.isfinite())

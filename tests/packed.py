@@ -22,7 +22,7 @@ def pack(*documents: Sequence[int], ignored: Sequence[int] = ()) -> PackedBatch:
     """
     targets = torch.tensor([id for text in documents for id in (*text[1:], IGNORED)])
     targets[list(ignored)] = IGNORED
-    return PackedBatch(
+    return PackedBatch.of(
         torch.tensor([id for text in documents for id in text]),
         targets,
         torch.cat([torch.arange(len(text)) for text in documents]),
@@ -34,7 +34,7 @@ def joined(batches: list[PackedBatch]) -> PackedBatch:
     """The same documents in one row."""
     lengths = [len(batch.ids) for batch in batches]
     starts = [batch.starts[:-1] + sum(lengths[:i]) for i, batch in enumerate(batches)]
-    return PackedBatch(
+    return PackedBatch.of(
         torch.cat([batch.ids for batch in batches]),
         torch.cat([batch.targets for batch in batches]),
         torch.cat([batch.positions for batch in batches]),

@@ -22,7 +22,7 @@ def pack(*documents: Sequence[int], ignored: Sequence[int] = ()) -> PackedBatch:
     """
     targets = torch.tensor([id for text in documents for id in (*text[1:], IGNORED)])
     targets[list(ignored)] = IGNORED
-    return PackedBatch(
+    return PackedBatch.of(
         torch.tensor([id for text in documents for id in text]),
         targets,
         torch.cat([torch.arange(len(text)) for text in documents]),

@@ -113,7 +113,7 @@ def batches_of(config: ModelConfig, micro: int, seed: int = 0) -> list[PackedBat
         targets = ids.roll(-1, 1)
         targets[:, -1] = -100
         batches.append(
-            PackedBatch(
+            PackedBatch.of(
                 ids.flatten(),
                 targets.flatten(),
                 torch.arange(LENGTH).repeat(micro),

@@ -56,7 +56,7 @@ def our_step(model: Path, ids_T: torch.Tensor, precision: str) -> Step:
     trainer = Trainer(load_model(model, dtype="fp32", device="cpu"), config)
     targets_T = torch.cat((ids_T[1:], torch.tensor([IGNORED])))
     starts = torch.tensor([0, len(ids_T)], dtype=torch.int32)
-    batch = PackedBatch(ids_T, targets_T, torch.arange(len(ids_T)), starts)
+    batch = PackedBatch.of(ids_T, targets_T, torch.arange(len(ids_T)), starts)
     return lambda: trainer.step([batch], LR).loss
 
 

@@ -77,7 +77,7 @@ def random_batches(
         targets[:, -1] = IGNORED
         starts = torch.arange(0, micro * length + 1, length, dtype=torch.int32)
         positions = torch.arange(length).repeat(micro)
-        packed = PackedBatch(ids.flatten(), targets.flatten(), positions, starts)
+        packed = PackedBatch.of(ids.flatten(), targets.flatten(), positions, starts)
         result.append(packed.to(torch.device(device)))
     return result
 

@@ -22,7 +22,7 @@ from ridgeline.models.transformer import Linear
 def plain_loss(model: Transformer, hidden_TD: Tensor, targets_T: Tensor) -> Tensor:
     """The definition: all logits at once, in fp32."""
     return functional.cross_entropy(
-        model.logits(hidden_TD), targets_T, ignore_index=IGNORED, reduction="sum"
+        model.logits(hidden_TD), targets_T.long(), ignore_index=IGNORED, reduction="sum"
     )
 
 

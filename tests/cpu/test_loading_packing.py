@@ -212,7 +212,7 @@ def test_documents_of_a_window_are_named() -> None:
 
 def test_types_of_a_batch() -> None:
     batch = split(store_of([10, 30]), 16, 0.0, "cut").train.batch(np.array([0, 2]))
-    assert batch.ids.dtype == batch.targets.dtype == batch.positions.dtype == torch.int64
+    assert batch.ids.dtype == batch.targets.dtype == batch.positions.dtype == torch.int32
     assert batch.starts.dtype == torch.int32
     assert batch.num_targets == (batch.targets != IGNORED).sum()
     moved = batch.to(torch.device("meta"))

@@ -125,7 +125,7 @@ def test_activations_are_those_of_the_model() -> None:
     model = random_model("tiny:layers=2,width=32,heads=2,mlp=64", torch.float32, "cpu")
     ids = torch.arange(1, 9)
     starts = torch.tensor([0, 8], dtype=torch.int32)
-    batch = PackedBatch(ids, ids, torch.arange(8), starts)
+    batch = PackedBatch.of(ids, ids, torch.arange(8), starts)
     found = activations(model, batch)
     assert torch.allclose(model.logits(model.norm(found["block 2"])).float(), found["logits"])
     assert torch.equal(found["embedding"], model.embed(ids))

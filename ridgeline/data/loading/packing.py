@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 IGNORED = -100  # a target that no loss counts: torch's own number for it
+TOKEN_DTYPE = torch.int32  # of ids, targets, positions: half of what is written and copied to a GPU
 PADDING_ID = 0  # of tokens that fill up a row; they are a document of their own, without targets
 
 
@@ -31,9 +32,9 @@ PADDING_ID = 0  # of tokens that fill up a row; they are a document of their own
 class PackedBatch:
     """T tokens of D documents."""
 
-    ids: Tensor  # [T] int64
-    targets: Tensor  # [T] int64; IGNORED where no loss is wanted
-    positions: Tensor  # [T] int64; 0 at the beginning of each document
+    ids: Tensor  # [T] TOKEN_DTYPE, and so the next two
+    targets: Tensor  # [T]; IGNORED where no loss is wanted
+    positions: Tensor  # [T]; 0 at the beginning of each document
     starts: Tensor  # [D + 1] int32: where documents begin; the last entry is T
     is_padded: bool = False  # starts end with empty documents, and `lengths` only bound the others
 
@@ -64,13 +65,23 @@ class PackedBatch:
         last = counted[(number - 1).clamp(min=0)] - self.starts[:-1]
         return tuple(torch.where(number > 0, last + 1, 0).clamp(min=0).tolist())
 
+    @classmethod
+    def of(cls, ids: Tensor, targets: Tensor, positions: Tensor, starts: Tensor) -> PackedBatch:
+        """With integers of any size that hold what a batch's do."""
+        return cls(ids.to(TOKEN_DTYPE), targets.to(TOKEN_DTYPE), positions.to(TOKEN_DTYPE), starts)
+
     def pinned(self) -> PackedBatch:
         """The same in memory that a GPU copies from by itself."""
         return self._with(*(tensor.pin_memory() for tensor in self._tensors()))
 
     def to(self, device: torch.device) -> PackedBatch:
-        """The same on a device; from pinned memory, the host does not wait for the copy."""
-        return self._with(*(tensor.to(device, non_blocking=True) for tensor in self._tensors()))
+        """The same on a device; from pinned memory, the host does not wait for the copy. A GPU makes
+        64 bits of what came as 32: its kernels were tested and timed with those.
+        """
+        moved = [tensor.to(device, non_blocking=True) for tensor in self._tensors()]
+        if device.type == "cuda":
+            moved[:-1] = [tensor.long() for tensor in moved[:-1]]
+        return self._with(*moved)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """The memory is used on this stream too: it is not given to others before that is done."""
@@ -148,9 +159,9 @@ def pack(source: TokenSource, pieces: Pieces) -> PackedBatch:
     targets[last[~pieces.has_next]] = IGNORED
     padding = np.repeat(pieces.is_padding, pieces.lengths)
     ids[padding], targets[padding] = PADDING_ID, IGNORED
-    return PackedBatch(
-        ids=torch.from_numpy(ids),
-        targets=torch.from_numpy(targets),
-        positions=torch.from_numpy(positions),
-        starts=torch.from_numpy(starts.astype(np.int32)),
+    return PackedBatch.of(
+        torch.from_numpy(ids),
+        torch.from_numpy(targets),
+        torch.from_numpy(positions),
+        torch.from_numpy(starts.astype(np.int32)),
     )

@@ -123,7 +123,7 @@ def plain_row_losses(
         tanh = torch.tanh(values / softcap)
         values, slope = tanh * softcap, (1 - tanh.square()) * logit_scale
     counts = targets_C != IGNORED
-    own = targets_C.where(counts, 0).unsqueeze(1)
+    own = targets_C.where(counts, 0).long().unsqueeze(1)
     sums = values.logsumexp(-1, keepdim=True)
     losses_C.copy_((sums - values.gather(1, own)).squeeze(1).where(counts, 0.0))
     if grad_CV is not None:

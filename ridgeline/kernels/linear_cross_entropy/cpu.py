@@ -27,7 +27,7 @@ def row_losses(
 ) -> None:
     """**The logits are overwritten**, by their gradient where that is wanted."""
     assert losses_C.is_contiguous(), "a part of all rows"
-    targets = targets_C.contiguous()
+    targets = targets_C.long().contiguous()
     function("linear_cross_entropy", "rows", "pppflllii")(
         logits_CV.data_ptr(),
         targets.data_ptr(),

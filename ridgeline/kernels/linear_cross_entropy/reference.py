@@ -25,5 +25,7 @@ def linear_cross_entropy(
     logits_TV = x_TD.float() @ weight_VD.float().t() * logit_scale
     if softcap is not None:
         logits_TV = torch.tanh(logits_TV / softcap) * softcap
-    loss = functional.cross_entropy(logits_TV, targets_T, reduction="sum", ignore_index=IGNORED)
+    loss = functional.cross_entropy(
+        logits_TV, targets_T.long(), reduction="sum", ignore_index=IGNORED
+    )
     return loss, (targets_T != IGNORED).sum()

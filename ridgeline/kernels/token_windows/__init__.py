@@ -73,7 +73,7 @@ class WindowPacker:
         windows = np.ascontiguousarray(windows, dtype=np.int64)
         size = len(windows) * self._length
         # one allocation: three are given back to the system and faulted in for every batch
-        rows = torch.empty(3, size, dtype=torch.int64)
+        rows = torch.empty(3, size, dtype=torch.int32)
         starts = torch.empty(size + 1, dtype=torch.int32)
         learned = np.empty(size + 1, dtype=np.int64)
         result = np.empty(3, dtype=np.int64)

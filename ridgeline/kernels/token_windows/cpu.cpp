@@ -1,11 +1,11 @@
 // Rows of a training batch out of mapped tokens: ids, the next token as a target, positions that
-// restart with each document. One pass over 2 or 4 bytes a token in and 24 out.
+// restart with each document. One pass over 2 or 4 bytes a token in and 12 out.
 #include <algorithm>
 #include <cstdint>
 
 namespace {
 
-constexpr int64_t IGNORED = -100;  // a target that no loss counts
+constexpr int32_t IGNORED = -100;  // a target that no loss counts
 
 struct Piece {
     int64_t length;
@@ -14,19 +14,19 @@ struct Piece {
 };
 
 template <class Id>
-Id pack_piece(const Id* __restrict from, const Piece& piece, int64_t* __restrict ids,
-              int64_t* __restrict targets, int64_t* __restrict positions) {
+Id pack_piece(const Id* __restrict from, const Piece& piece, int32_t* __restrict ids,
+              int32_t* __restrict targets, int32_t* __restrict positions) {
     Id largest = 0;
-    const int64_t last = piece.length - 1;
-    for (int64_t i = 0; i < last; ++i) {
-        ids[i] = from[i];
-        targets[i] = from[i + 1];
+    const int32_t last = static_cast<int32_t>(piece.length) - 1;
+    for (int32_t i = 0; i < last; ++i) {
+        ids[i] = static_cast<int32_t>(from[i]);
+        targets[i] = static_cast<int32_t>(from[i + 1]);
         positions[i] = i;
         largest = from[i] > largest ? from[i] : largest;
     }
-    ids[last] = from[last];
+    ids[last] = static_cast<int32_t>(from[last]);
     positions[last] = last;
-    targets[last] = piece.has_next ? static_cast<int64_t>(from[last + 1]) : IGNORED;
+    targets[last] = piece.has_next ? static_cast<int32_t>(from[last + 1]) : IGNORED;
     if (piece.counted) {
         const int64_t num_targets = piece.has_next ? piece.length : last;
         for (int64_t i = 0; i < num_targets; ++i) {
@@ -38,8 +38,8 @@ Id pack_piece(const Id* __restrict from, const Piece& piece, int64_t* __restrict
     return largest;
 }
 
-void fill_padding(int64_t length, int64_t id, int64_t* ids, int64_t* targets, int64_t* positions) {
-    for (int64_t i = 0; i < length; ++i) {
+void fill_padding(int64_t length, int32_t id, int32_t* ids, int32_t* targets, int32_t* positions) {
+    for (int32_t i = 0; i < length; ++i) {
         ids[i] = id;
         targets[i] = IGNORED;
         positions[i] = i;
@@ -63,7 +63,7 @@ struct Tables {
 };
 
 struct Row {
-    int64_t *ids, *targets, *positions;
+    int32_t *ids, *targets, *positions;
     int32_t* starts;
     int64_t* learned;  // of each piece: tokens up to its last target that counts
     int64_t num_tokens = 0, num_pieces = 0, num_targets = 0;
@@ -115,7 +115,7 @@ void pack_window(const Tables& tables, int64_t window, Row& row) {
         place += length;
     }
     if (missing > 0) {
-        fill_padding(missing, tables.padding_id, row.ids + row.num_tokens,
+        fill_padding(missing, static_cast<int32_t>(tables.padding_id), row.ids + row.num_tokens,
                      row.targets + row.num_tokens, row.positions + row.num_tokens);
         begin_piece(row, missing, 0);
     }
@@ -123,14 +123,15 @@ void pack_window(const Tables& tables, int64_t window, Row& row) {
 
 }  // namespace
 
-// `rows`: ids, targets and positions, [3, count * length]. `starts` has room for a piece a token.
+// `rows`: ids, targets and positions, [3, count * length] of 32 bits: an id that does not fit is
+// above every vocabulary, which `result` says. `starts` has room for a piece a token.
 // So has `learned`, of each piece. `result`: how many pieces there are, the largest id, targets.
 extern "C" int ridgeline_token_windows_pack(const void* tables, const void* windows, int64_t count,
                                             void* rows, void* starts, void* learned,
                                             void* result) {
     const auto& known = *static_cast<const Tables*>(tables);
     const auto* numbers = static_cast<const int64_t*>(windows);
-    auto* ids = static_cast<int64_t*>(rows);
+    auto* ids = static_cast<int32_t*>(rows);
     const int64_t size = count * known.length;
     Row row{ids, ids + size, ids + 2 * size, static_cast<int32_t*>(starts),
             static_cast<int64_t*>(learned)};

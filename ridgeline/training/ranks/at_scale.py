@@ -168,7 +168,7 @@ def empty_batch(train: TrainConfig) -> PackedBatch:
     length, count = train.data.sequence_length, micro_of(train)
     ids = torch.zeros(length * count, dtype=torch.int64)
     starts = torch.arange(0, length * count + 1, length, dtype=torch.int32)
-    return PackedBatch(ids, ids, torch.arange(length).repeat(count), starts)
+    return PackedBatch.of(ids, ids, torch.arange(length).repeat(count), starts)
 
 
 def counted(batch: PackedBatch) -> PackedBatch:

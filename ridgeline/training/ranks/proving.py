@@ -212,7 +212,7 @@ def sequences(order: TrainConfig, vocab_size: int, seed: int) -> list[PackedBatc
         targets[: number % 5] = IGNORED
         positions = torch.cat([torch.arange(first), torch.arange(length - first)])
         starts = torch.tensor([0, first, length], dtype=torch.int32)
-        made.append(PackedBatch(ids, targets, positions, starts))
+        made.append(PackedBatch.of(ids, targets, positions, starts))
     return made
 
 

@@ -217,9 +217,10 @@ def _filled(batch: PackedBatch, num_more: int) -> PackedBatch:
     assert not isinstance(batch, CutBatch), "rows of sequences of one length"
     own, like = batch.ids, torch.full_like
     total = len(own) + num_more
+    positions = torch.arange(num_more, dtype=batch.positions.dtype, device=own.device)
     return PackedBatch(
         torch.cat([own, like(own[:1], PADDING_ID).expand(num_more)]),
         torch.cat([batch.targets, like(batch.targets[:1], IGNORED).expand(num_more)]),
-        torch.cat([batch.positions, torch.arange(num_more, device=own.device)]),
+        torch.cat([batch.positions, positions]),
         torch.cat([batch.starts, like(batch.starts[:1], total)]),
     )

@@ -331,9 +331,10 @@ def test_what_is_not_ours_is_one_line_too(
 
 
 def test_errors_as_a_process_sees_them() -> None:
-    done = run_process("generate", "/no/such/model", "hello", "--json")
-    code = errors.ModelNotFoundError.exit_code
-    check_refusal(done.returncode, done.stdout, done.stderr, code, "'/no/such/model'")
+    """One that needs no torch; the others are refused by the same lines in this process."""
+    done = run_process("hardwear", "--json")
+    code = errors.UsageError.exit_code
+    check_refusal(done.returncode, done.stdout, done.stderr, code, "'hardwear' 'hardware'")
 
 
 # --- pipes, terminals, Ctrl-C ---------------------------------------------------------------------

@@ -49,6 +49,7 @@ SMALLER = {
     "max_error=0.02)": "max_error=0.02, skip=('compile',))",
     "max_tokens=32": "max_tokens=4",
     "max_tokens=64": "max_tokens=4",
+    'engine.add("Why?", ': 'engine.add("Why?", Sampling(max_tokens=4), ',
     '"Why is the sky blue?"}])[0])': '"Why?"}], Sampling(max_tokens=4))[0])',
 }
 PLACEHOLDERS = {"NAME", "DIR", "MODEL", "FILE"}

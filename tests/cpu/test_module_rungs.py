@@ -494,7 +494,8 @@ def test_vision_models_beside_the_compiler(
     path = next(tmp_path.glob(f"bench-modules-{name}-*.json"))
     record = Record.from_json(json.loads(path.read_text()))
     assert record.command[:3] == ("python", "-m", "vision_bench")
-    for side in ("as given", "default", "optimize"):
+    left_out = "default: left out" in out  # as on a busy machine: it was not compiled in time
+    for side in ("as given", "optimize") if left_out else ("as given", "default", "optimize"):
         assert record.values[f"{side}: a call"].value > 0
     assert record.values["optimize: error"].value < 0.02
-    assert record.values["optimize over default"].unit == "x"
+    assert left_out or record.values["optimize over default"].unit == "x"

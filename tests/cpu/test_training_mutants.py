@@ -17,6 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 STEP = "tests/cpu/test_training_step.py"
 PACKING = "tests/cpu/test_loading_packing.py"
+MIXTURE = "tests/cpu/test_loading_mixture.py"
 
 
 @dataclass(frozen=True)
@@ -48,26 +49,32 @@ MUTANTS = {
         GRADIENTS,
     ),
     "labels-shifted-in-the-step": Mutant(
-        "training/stepping/step.py",
-        "return head_loss(self.model, hidden_TD, batch.targets)",
-        "return head_loss(self.model, hidden_TD, batch.targets.roll(1))",
+        "training/stepping/forward.py",
+        "return head_loss(model, hidden_TD, batch.targets)",
+        "return head_loss(model, hidden_TD, batch.targets.roll(1))",
         STEP,
         GRADIENTS,
     ),
     "labels-shifted-in-the-data": Mutant(
-        "data/loading/packing.py", "tokens[follows]\n", "tokens[follows - 1]\n", PACKING
+        "kernels/token_windows/cpu.cpp",
+        "targets[i] = from[i + 1];",
+        "targets[i] = from[i];",
+        PACKING,
+    ),
+    "labels-shifted-in-its-definition": Mutant(
+        "data/loading/packing.py", "tokens[follows]\n", "tokens[follows - 1]\n", MIXTURE, "numpy_s"
     ),
     "mean-of-means": Mutant(
         "training/stepping/step.py",
         "self._pass(batch, seed)\n",
-        "self._pass(batch, seed * count / len(batches) / batch.num_targets)\n",
+        "self._pass(batch, seed * batches[0].num_targets / batch.num_targets)\n",
         STEP,
         GRADIENTS,
     ),
     "tied-gradient-doubled": Mutant(
         "training/stepping/gradients.py",
-        "gradients[name], parameter.grad = parameter.grad, None",
-        "gradients[name], parameter.grad = parameter.grad * (1 + ('embed' in name)), None",
+        "gradients[name], parameter.grad = local_tensor(parameter.grad), None",
+        "gradients[name] = local_tensor(parameter.grad) * (1 + ('embed' in name))",
         STEP,
         GRADIENTS,
     ),

@@ -118,6 +118,9 @@ def _experts(config: ModelConfig, experts: ExpertsConfig, element: int, copy: in
     D, F = config.hidden_size, experts.mlp_size
     routed = experts.num_experts * (FP32 + INT64)  # probabilities, sorted, and their order
     last = (element + FP32) * D  # its output, and that times its weight
-    projecting = element * (4 * F + D)  # gate-up beside the last one's, from rows gathered
-    weighing = element * 2 * F + (copy + FP32) * D
-    return routed + FP32 * D + last + max(projecting, _gated(F, element, copy), weighing)
+    places = 2 * INT64  # which tokens come to it, and as which of their choices
+    rows = places + element * D  # of the tokens, gathered
+    projecting = rows + element * (3 * F + D)
+    weighing = places + (copy + FP32) * D
+    widest = max(rows + _gated(F, element, copy), projecting, weighing)
+    return routed + FP32 * D + last + widest

@@ -211,13 +211,10 @@ def _philox(counter: Tensor, position: int, seed: int, stream: int = 0) -> Tenso
 def _multiply(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
     """High and low halves of the 64-bit product of two unsigned 32-bit numbers, held in int64.
 
-    The halves of `a` are multiplied apart, because the product may not fit into the signed 64 bits
-    torch has.
+    It may not fit into the signed 64 bits torch has, where it wraps around: its bits are the same.
     """
-    upper = (a >> 16) * b
-    lower = (a & 0xFFFF) * b
-    middle = (upper & 0xFFFF) * 65536 + lower
-    return (upper >> 16) + (middle >> 32), middle & _LOW_32
+    product = a * b
+    return (product >> 32) & _LOW_32, product & _LOW_32
 
 
 def _fp32(value: float) -> float:

@@ -12,7 +12,6 @@ from command_line import (
     check_refusal,
     generate,
     refused,
-    run_process,
 )
 
 from ridgeline.cli import main
@@ -103,7 +102,7 @@ def copy_readable(source: Path, target: Path) -> None:
         os.seteuid(user)
 
 
-def test_a_hub_name_without_a_network() -> None:
-    done = run_process(*generate("nobody/no-such-model"), environment={"HF_HUB_OFFLINE": "1"})
+def test_a_hub_name_without_a_network(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     words = "'nobody/no-such-model' hub could not be reached folder"
-    check_refusal(done.returncode, done.stdout, done.stderr, OfflineError.exit_code, words)
+    refused(capsys, OfflineError, words, *generate("nobody/no-such-model"))

@@ -134,8 +134,6 @@ def test_a_folder_that_may_not_be_written(as_nobody: Path, capsys: Capture) -> N
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_full_disk_behind_stdout() -> None:
     with open("/dev/full", "w") as full:
-        done = run_process(
-            "hardware", "--list", "--json", capture_output=False, stdout=full, stderr=-1
-        )
+        done = run_process("--help", capture_output=False, stdout=full, stderr=-1)
     words = "write the output: No space left on device"
     check_refusal(done.returncode, "", done.stderr, OutputError.exit_code, words)

@@ -75,8 +75,8 @@ class PackedBatch:
         return self._with(*(tensor.pin_memory() for tensor in self._tensors()))
 
     def to(self, device: torch.device) -> PackedBatch:
-        """The same on a device; from pinned memory, the host does not wait for the copy. A GPU makes
-        64 bits of what came as 32: its kernels were tested and timed with those.
+        """The same on a device; from pinned memory, the host does not wait for the copy. A GPU
+        makes 64 bits of what came as 32: its kernels were tested and timed with those.
         """
         moved = [tensor.to(device, non_blocking=True) for tensor in self._tensors()]
         if device.type == "cuda":

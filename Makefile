@@ -115,7 +115,8 @@ learn: $(NEEDS)
 learn-record:
 	PYTHONPATH=$(CURDIR) $(ACTIVE) -m ridgeline.learn.record --save results --ours
 
-# Into build/site, to be opened as files. Its packages are an extra of their own.
+# Into build/site. Pages open as files; search needs them served: python3 -m http.server -d build/site
+# (its plugin for files would load a script from elsewhere). Its packages are an extra of their own.
 DOCS_READY := $(VENV)/.docs-ready
 ifeq ($(origin PYTHON),command line)
   DOCS_NEEDS :=

@@ -1,5 +1,6 @@
 """Checks the built site: every link, picture, script and style that is not elsewhere leads to a
-file, every anchor to an element. MkDocs checks what is written in Markdown; this looks at what came out.
+file, every anchor to an element. MkDocs checks what is written in Markdown; this looks at what came
+out.
 
 python docs/site/links.py build/site
 """

@@ -94,7 +94,8 @@ def test_lines_have_one_width(document: Path) -> None:
     wide = [
         f"{number}: {line}"
         for number, line in enumerate(lines, 1)
-        if len(line) > WIDTH and not line.lstrip().startswith(("|", "[", "!"))  # a table's row is one line
+        if len(line) > WIDTH
+        and not line.lstrip().startswith(("|", "[", "!"))  # a table's row is one line
     ]
     assert wide == []
 

@@ -216,10 +216,11 @@ def whole(
     answer: Callable[..., tuple[Tensor, Tensor, Tensor]], scores: Tensor, values: Tensor
 ) -> Tensor:
     largest = torch.full((scores.shape[0], 1), float("-inf"))
-    state = (largest, torch.zeros_like(largest), torch.zeros(scores.shape[0], values.shape[1]))
+    total, out = torch.zeros_like(largest), torch.zeros(scores.shape[0], values.shape[1])
     for start in range(0, scores.shape[1], 4):
-        state = answer(*state, scores[:, start : start + 4], values[start : start + 4])
-    return state[2] / state[1]
+        part = slice(start, start + 4)
+        largest, total, out = answer(largest, total, out, scores[:, part], values[part])
+    return out / total
 
 
 def trials(answer: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Iterator[AnswerTrial]:

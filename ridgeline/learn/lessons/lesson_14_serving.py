@@ -45,7 +45,7 @@ from typing import NamedTuple
 A, B, PREFILL, TOKENS, ROOM = 0.004, 0.00005, 0.020, 100, 128
 
 
-class Served(NamedTuple):
+class ServedRequest(NamedTuple):
     arrived: float
     first: float
     last: float
@@ -59,7 +59,7 @@ class Served(NamedTuple):
         return (self.last - self.first) / (TOKENS - 1)
 
 
-def simulate(rate: float, count: int = 1500) -> list[Served]:
+def simulate(rate: float, count: int = 1500) -> list[ServedRequest]:
     random.seed(0)
     arrivals, clock = [], 0.0
     for _ in range(count):
@@ -67,7 +67,7 @@ def simulate(rate: float, count: int = 1500) -> list[Served]:
         arrivals.append(clock)
     arrivals.reverse()
     running: list[list[float]] = []  # arrived, first, tokens left
-    done, now = list[Served](), 0.0
+    done, now = list[ServedRequest](), 0.0
     while arrivals or running:
         if arrivals and not running and arrivals[-1] > now:
             now = arrivals[-1]
@@ -77,7 +77,7 @@ def simulate(rate: float, count: int = 1500) -> list[Served]:
         now += A + B * len(running)
         for each in running:
             each[2] -= 1
-        done += [Served(each[0], each[1], now) for each in running if each[2] == 0]
+        done += [ServedRequest(each[0], each[1], now) for each in running if each[2] == 0]
         running = [each for each in running if each[2] > 0]
     return done
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -26,10 +28,22 @@ from ridgeline.hardware import detect
 from ridgeline.models.checkpoint import resolve_model
 from ridgeline.records import Record, Value
 
-PROMPT, SHORT, OUTPUT = 512, 16, 64  # tokens
-AT_ONCE, AT_ONCE_PROMPT, AT_ONCE_OUTPUT = 32, 64, 32
 Clock = Callable[[], float]
 Seconds = dict[str, float]
+
+
+class Sizes(NamedTuple):
+    """Tokens, but for `at_once`, which is a number of requests."""
+
+    prompt: int = 512  # of the prefill
+    before: int = 16  # decoding
+    output: int = 64
+    at_once: int = 32
+    at_once_prompt: int = 64
+    at_once_output: int = 32
+
+
+SHORT = Sizes(prompt=128, output=16, at_once=8, at_once_prompt=16, at_once_output=8)
 
 
 def greedy(num_tokens: int) -> Sampling:
@@ -42,46 +56,52 @@ def timed(work: Callable[[], object], clock: Clock) -> float:
     return clock() - start
 
 
-def ours(engine: Engine, prompts: list[list[int]], clock: Clock) -> Seconds:
-    long, short = prompts[0], [prompt[:SHORT] for prompt in prompts]
-    many = [prompt[:AT_ONCE_PROMPT] for prompt in prompts]
+def ours(engine: Engine, prompts: list[list[int]], sizes: Sizes, clock: Clock) -> Seconds:
+    long, short = prompts[0], [prompt[: sizes.before] for prompt in prompts]
+    many = [prompt[: sizes.at_once_prompt] for prompt in prompts]
     first = timed(lambda: engine.generate([short[1]], greedy(1)), clock)
-    whole = timed(lambda: engine.generate([short[2]], greedy(OUTPUT + 1)), clock)
+    whole = timed(lambda: engine.generate([short[2]], greedy(sizes.output + 1)), clock)
     return {
         "decode": whole - first,
         "prefill": timed(lambda: engine.generate([long], greedy(1)), clock),
-        "at_once": timed(lambda: engine.generate(many, greedy(AT_ONCE_OUTPUT)), clock),
+        "at_once": timed(lambda: engine.generate(many, greedy(sizes.at_once_output)), clock),
     }
 
 
-def theirs(peer: LlamaCpp, prompts: list[list[int]], clock: Clock) -> Seconds:
-    long, short = prompts[0], [prompt[:SHORT] for prompt in prompts]
-    many = [prompt[:AT_ONCE_PROMPT] for prompt in prompts]
+def theirs(peer: LlamaCpp, prompts: list[list[int]], sizes: Sizes, clock: Clock) -> Seconds:
+    long, short = prompts[0], [prompt[: sizes.before] for prompt in prompts]
+    many = [prompt[: sizes.at_once_prompt] for prompt in prompts]
     first = timed(lambda: peer.alone(short[1], 1), clock)
-    whole = timed(lambda: peer.alone(short[2], OUTPUT + 1), clock)
+    whole = timed(lambda: peer.alone(short[2], sizes.output + 1), clock)
     return {
         "decode": whole - first,
         "prefill": timed(lambda: peer.alone(long, 1), clock),
-        "at_once": timed(lambda: peer.together(many, [AT_ONCE_OUTPUT] * AT_ONCE), clock),
+        "at_once": timed(
+            lambda: peer.together(many, [sizes.at_once_output] * sizes.at_once), clock
+        ),
     }
 
 
-def drawn_prompts(seed: int, vocab_size: int) -> list[list[int]]:
+def drawn_prompts(seed: int, sizes: Sizes, vocab_size: int) -> list[list[int]]:
     """Others in each round: nothing of them is in a prefix cache."""
-    requests = tuple(WorkloadRequest(PROMPT, 1) for _ in range(AT_ONCE))
+    requests = tuple(WorkloadRequest(sizes.prompt, 1) for _ in range(sizes.at_once))
     workload = Workload("cpu-peers", requests)
-    return [workload.prompt_ids(index, vocab_size, seed) for index in range(AT_ONCE)]
+    return [workload.prompt_ids(index, vocab_size, seed) for index in range(sizes.at_once)]
 
 
-def compared(path: Path, rounds: int, clock: Clock) -> tuple[dict[str, Value], str]:
+def compared(path: Path, rounds: int, sizes: Sizes, clock: Clock) -> tuple[dict[str, Value], str]:
     engine = Engine(path)
-    peer = LlamaCpp(path, torch.get_num_threads(), PROMPT + OUTPUT + 2, AT_ONCE)
-    tokens = {"decode": OUTPUT, "prefill": PROMPT, "at_once": AT_ONCE * AT_ONCE_OUTPUT}
+    peer = LlamaCpp(path, torch.get_num_threads(), sizes.prompt + sizes.output + 2, sizes.at_once)
+    tokens = {
+        "decode": sizes.output,
+        "prefill": sizes.prompt,
+        "at_once": sizes.at_once * sizes.at_once_output,
+    }
     own: list[Seconds] = []
     other: list[Seconds] = []
     for number in range(rounds + 1):
-        prompts = drawn_prompts(number, peer.vocab_size)
-        pair = ours(engine, prompts, clock), theirs(peer, prompts, clock)
+        prompts = drawn_prompts(number, sizes, peer.vocab_size)
+        pair = ours(engine, prompts, sizes, clock), theirs(peer, prompts, sizes, clock)
         if number:  # the first one is not counted
             own.append(pair[0])
             other.append(pair[1])
@@ -109,25 +129,27 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=None, help="default: as torch takes")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--cpu-seconds", action="store_true")
+    parser.add_argument("--short", action="store_true", help="fewer tokens, for a busy machine")
     parser.add_argument("--save", type=Path, metavar="DIR")
     args = parser.parse_args()
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     clock = time.process_time if args.cpu_seconds else time.perf_counter
     path = resolve_model(args.model)
-    values, build = compared(path, args.rounds, clock)
+    sizes = SHORT if args.short else Sizes()
+    values, build = compared(path, args.rounds, sizes, clock)
     seconds = "of the process's CPU time" if args.cpu_seconds else "by the clock"
     notes = (
         f"{torch.get_num_threads()} threads each, in turns, {seconds}",
         f"llama.cpp: {build}",
-        f"decode: {OUTPUT} tokens after {SHORT}; prefill: {PROMPT}; at once: {AT_ONCE} requests of "
-        f"{AT_ONCE_PROMPT} tokens, {AT_ONCE_OUTPUT} made of each",
+        f"decode: {sizes.output} tokens after {sizes.before}; prefill: {sizes.prompt}; at once: "
+        f"{sizes.at_once} requests of {sizes.at_once_prompt} tokens, {sizes.at_once_output} made",
     )
     print(*notes, sep="\n")
     if args.save is not None:
         name = f"cpu-peers-{path.stem}"
         record = Record.create(
-            name, detect("cpu"), values, ("python", "-m", "cpu_peers", args.model), notes
+            name, detect("cpu"), values, ("python", "-m", "cpu_peers", *sys.argv[1:]), notes
         )
         print(record.save(args.save))
 

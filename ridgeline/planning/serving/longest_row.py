@@ -22,14 +22,14 @@ from ridgeline.engine.execution.graphs import (
     length_bound,
     padded,
 )
-from ridgeline.kernels.decode_attention.splits import choose_split
+from ridgeline.kernels.decode_attention.splits import SHORTEST_SPLIT, choose_split
 from ridgeline.kernels.targets import TARGETS
 from ridgeline.profiling.predicting.run_state import RunState
 
 # Fitted to 3,611 decode steps of an 8B shape in bf16 under two drawn traces and Azure's (H200,
-# 2026-11-19): 26 ns for a token of one KV head, 512 bytes. Their times were 20% too short in the
-# mean without it, and are 2.4% off with it.
-PROGRAM_BYTES_S, SHARE = 512 / 26e-9, 0.6
+# 2026-11-19): 30 ns for a token of one KV head, 512 bytes, of those behind the first 256, which
+# starting hides. Their times were 20% too short in the mean without it, and are 2.9% off with it.
+PROGRAM_BYTES_S, SHARE, HIDDEN = 512 / 30e-9, 0.5, SHORTEST_SPLIT
 
 
 class SplitRead(NamedTuple):

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ridgeline.engine.memory.parts import part_of
 from ridgeline.models.cost import MeanStep
-from ridgeline.planning.serving.longest_row import SHARE, LongestRow, SplitRead
+from ridgeline.planning.serving.longest_row import HIDDEN, SHARE, LongestRow, SplitRead
 from ridgeline.profiling.predicting.launching import launch_s
 from ridgeline.profiling.predicting.run_state import RunState
 from ridgeline.profiling.predicting.step_model import StepParts, modelled
@@ -124,11 +124,13 @@ class LongestRead:
         if not read.above < longest <= read.bound:
             read = self._read = self._cut.read(self._rows, longest)
         tokens = longest if longest < read.split_tokens else read.split_tokens
-        return self.share * keys + self.per_token * tokens
+        return self.share * keys + self.per_token * (tokens - HIDDEN if tokens > HIDDEN else 0)
 
     def growth(self, longest: int, more_keys: int) -> tuple[int, int]:
         """How many more ticks each step takes while rows grow, and for how many steps."""
         read = self._cut.read(self._rows, longest)
+        if longest < HIDDEN:
+            return self.share * more_keys, HIDDEN - longest + 1
         grows = longest < read.split_tokens
         last = min(read.split_tokens, read.bound) if grows else read.bound
         return self.share * more_keys + grows * self.per_token, max(1, last - longest + 1)
@@ -226,7 +228,7 @@ class SteadySteps(NamedTuple):
         grown = rest * (device + waiting * more) + more * (rest * (rest - 1) // 2)
         return waiting * launches + grown + count * host
 
-    def num_until(self, wanted: int) -> int:
+    def num_until(self, wanted: float) -> int:
         """The fewest steps that take as long as this or longer; each takes some time."""
         if wanted <= 0:
             return 0
@@ -237,7 +239,7 @@ class SteadySteps(NamedTuple):
             if self.total(waiting) < wanted:
                 later = SteadySteps(device + waiting * more, more, launches, host)
                 return waiting + later.num_until(wanted - self.total(waiting))
-        count = wanted // each
+        count = int(wanted // each)
         if more and not waiting:  # the root of a parabola, in doubles, and then to the step
             half = each / more - 0.5
             count = int(sqrt(half * half + 2 * wanted / more) - half)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from ridgeline.hardware import detect
+from ridgeline.hardware.freed_memory import keep_freed_memory
 from ridgeline.parallel.layout import Layout
 from ridgeline.parallel.mesh import Mesh, alone, join_mesh, leave_mesh
 from ridgeline.parallel.pulse import Pulse
@@ -22,10 +23,12 @@ from ridgeline.parallel.starting.meeting import torchrun_process
 def joined_run(layout: Layout, device: str, pulse: Pulse) -> Iterator[Mesh]:
     """The mesh that this process is part of, until the run ends. The device is this rank's own."""
     process = torchrun_process()
+    own = torch.device(detect(device).device if process is None else device)
+    if own.type == "cpu":
+        keep_freed_memory()
     if process is None:
-        yield alone(detect(device).device)
+        yield alone(own)
         return
-    own = torch.device(device)
     if own.type == "cuda":
         torch.cuda.set_device(own)
     pulse.doing("joining the other ranks")

@@ -17,7 +17,7 @@ SPARE_BYTES = 2**31 - 1  # at the end of the heap; more goes back
 
 
 def keep_freed_memory() -> None:
-    """6% of the CPU time of a small model's step was the system's, for pages, and under 1% with this;
+    """6% of the CPU time of a small model's step went into pages, and less than 1% with this;
     of a proof of the 1B shape under `shard=2`, where each gather takes new memory, 58 and 29%
     (2026-11-19). Elsewhere than glibc there is nothing to set.
     """

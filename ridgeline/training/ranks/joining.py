@@ -17,6 +17,7 @@ from ridgeline.parallel.layout import Layout
 from ridgeline.parallel.mesh import Mesh, alone, join_mesh, leave_mesh
 from ridgeline.parallel.pulse import Pulse
 from ridgeline.parallel.starting.meeting import torchrun_process
+from ridgeline.training.ranks.likeness import check_layout
 
 
 @contextmanager
@@ -32,6 +33,7 @@ def joined_run(layout: Layout, device: str, pulse: Pulse) -> Iterator[Mesh]:
     if own.type == "cuda":
         torch.cuda.set_device(own)
     pulse.doing("joining the other ranks")
+    check_layout(layout, process.store, process.rank)
     try:
         yield join_mesh(layout, process.store, process.rank, process.size, own, pulse=pulse)
     finally:

@@ -25,6 +25,7 @@ from process_ranks import run_ranks
 from rank_work import proven, sequences, whole_model
 from torch import distributed
 
+from ridgeline.hardware.freed_memory import keep_freed_memory
 from ridgeline.models import ModelConfig
 from ridgeline.models.families import describe_hf
 from ridgeline.models.shapes import describe_shape
@@ -59,6 +60,7 @@ def order_of(layout: Layout, count: int = SEQUENCES) -> TrainConfig:
 
 def step_seconds(mesh: Mesh, config: ModelConfig, count: int, num_steps: int) -> list[float]:
     """Of each step over `count` sequences in all."""
+    keep_freed_memory()  # as the command does
     trainer, parts = _trainer(mesh, config, count)
     seconds = []
     for _ in range(num_steps + 2):
@@ -149,6 +151,7 @@ def measured(words: str, config: ModelConfig, num_steps: int) -> dict[str, float
 
 def unconnected(mesh: Mesh, config: ModelConfig, num_steps: int) -> list[float]:
     """As one device, while the other rank does the same."""
+    keep_freed_memory()
     from ridgeline.models import build_model
     from ridgeline.training.initial import fill_initial
 
@@ -167,6 +170,7 @@ def unconnected(mesh: Mesh, config: ModelConfig, num_steps: int) -> list[float]:
 
 def proof_seconds(mesh: Mesh, model: ModelConfig) -> tuple[Proof, float]:
     """With the seconds of its core, which other work does not stretch as much."""
+    keep_freed_memory()
     began = time.process_time()
     return proven(mesh, model), time.process_time() - began
 

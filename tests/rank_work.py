@@ -109,12 +109,32 @@ class NoWork:
 def break_ranks(mutant: str) -> None:
     """In this process, which ends with the test."""
     usual_factor, usual_squares = FSDPModule.set_gradient_divide_factor, sums.squares
+    usual_finish, usual_totals = sums.RankSharing.finish, sums.RankSharing.totals
     if mutant == "mean":
         FSDPModule.set_gradient_divide_factor = lambda self, _: usual_factor(self, 2.0)
     elif mutant == "no data sum":
         _fsdp_collectives.dist = copies.dist = NoSums()
     elif mutant == "no tensor sum":
         sums.sum_over = lambda axis, tensors: None
+    elif mutant == "tied twice":
+
+        def finish(self: sums.RankSharing, gradients: dict[str, Tensor]) -> None:
+            usual_finish(self, gradients)
+            for name in gradients:
+                if self._parts[name].is_tied:
+                    gradients[name].mul_(2)
+
+        sums.RankSharing.finish = finish  # type: ignore[assignment, method-assign]
+    elif mutant == "norm over one mesh":
+
+        def totals(
+            self: sums.RankSharing, loss: Tensor, gradients: dict[str, Tensor]
+        ) -> tuple[Tensor, Tensor]:
+            square = usual_squares(self._parts, gradients)
+            self._mesh.axis("tensor").all_reduce(square)
+            return usual_totals(self, loss, gradients)[0], square.sqrt().float()
+
+        sums.RankSharing.totals = totals  # type: ignore[assignment, method-assign]
     else:
         assert mutant == "norms counted twice", mutant
         sums.squares = lambda parts, each: 2 * usual_squares(parts, each)

@@ -23,13 +23,17 @@ VERSION = 1  # of the file's schema; raised when a field changes its meaning
 FREE = ("end.", "evaluation.", "checkpoints.", "watch.", "tensorboard", "layout.")
 
 
-def differences(one: TrainConfig, other: TrainConfig) -> list[str]:
-    """Fields that differ, in words: `optimizer.lr 0.0001, was 0.001`. How long a run lasts may
-    change, how often it measures and saves, and which steps it leaves out.
+def changes(one: TrainConfig, other: TrainConfig) -> list[str]:
+    """Of a run that goes on. How long it lasts may change, how often it measures and saves, and
+    which steps it leaves out.
     """
-    free: tuple[str, ...] = FREE
     if one.layout != other.layout:  # other ranks have other passes, of the same batch
-        free = (*FREE, "batch.micro", "recomputation")
+        return differences(one, other, (*FREE, "batch.micro", "recomputation"))
+    return differences(one, other, FREE)
+
+
+def differences(one: TrainConfig, other: TrainConfig, free: tuple[str, ...] = ()) -> list[str]:
+    """Fields that differ, in words: `optimizer.lr 0.0001, was 0.001`."""
     return [
         f"{name} {attrgetter(name)(other)!r}, was {attrgetter(name)(one)!r}"
         for name in dotted_fields(TrainConfig)

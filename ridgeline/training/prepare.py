@@ -29,10 +29,11 @@ from ridgeline.training.choices import (
     with_usual,
 )
 from ridgeline.training.config import TrainConfig, check_complete, with_auto
-from ridgeline.training.config_file import FILE_NAME, differences, load_config, save_config
+from ridgeline.training.config_file import FILE_NAME, changes, load_config, save_config
 from ridgeline.training.memory.methods import TrainingMethod
 from ridgeline.training.memory.plan import TrainingMemory, itemise, plan_training
 from ridgeline.training.ranks.crew import Crew
+from ridgeline.training.ranks.likeness import check_alike
 from ridgeline.training.ranks.reading import read_tokens_once
 from ridgeline.training.saving.adapter_files import AdapterExporter
 from ridgeline.training.saving.checkpoint import (
@@ -144,6 +145,7 @@ def plan_run(
         saved = last_whole(run) if mesh is None else last_whole_of_ranks(run, mesh)
     source = model_source(config, progress)
     model = source.description.config
+    check_alike(config, model, mesh)
     check_length(config, model)
     if config.graphs:
         check_graphs(config, model, device)
@@ -263,7 +265,7 @@ def check_run_folder(config: TrainConfig, run: Path, resume: bool) -> None:
         if run.is_dir() and any(each.name != LOGS for each in run.iterdir()):
             raise UsageError(f"--out {run} is not empty and no training run; give a new folder")
         return
-    changed = differences(load_config(run), config)
+    changed = changes(load_config(run), config)
     if changed:
         raise UsageError(
             f"--out {run} belongs to a run with another config: {'; '.join(changed)}; give "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -225,6 +226,48 @@ def test_a_job_for_torchrun_trains_and_goes_on(argv: list[str], tmp_path: Path) 
         )
         assert done.returncode == 0, done.stderr
         assert "trained 6 steps" in done.stdout
+        shutil.rmtree(out / "checkpoints" / "step-00000006")
+    assert (out / "checkpoints" / "step-00000004").is_dir()
+
+
+NODES = {
+    "scontrol": """#!/bin/bash
+[ "$1 $2 $3" = "show hostnames node-[a-b]" ] || exit 9
+printf '127.0.0.1\\nnode-b\\n'
+""",
+    # A task on each node, at the same time; the first that fails ends all, with its code.
+    "srun": """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+for node in 0 1; do SLURM_PROCID=$node "$@" & done
+wait -n && wait -n
+""",
+    "sbatch": """#!/bin/bash
+grep -q '^#SBATCH --nodes=2$' "$1" && grep -q '^#SBATCH --ntasks-per-node=1$' "$1" || exit 8
+SLURM_JOB_ID=17 SLURM_JOB_NODELIST='node-[a-b]' bash "$1"
+""",
+}
+
+
+@pytest.mark.slow
+def test_a_job_for_slurm_trains_and_goes_on(argv: list[str], tmp_path: Path) -> None:
+    """Two nodes are two processes here; all else is what the script says."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, text in NODES.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    job = ["--launch", "slurm", "--nodes", "2", "--layout", "replicate=2", "--port", port]
+    assert main([*argv, *job, "--save-every", "2"]) == 0
+    script, out = tmp_path / "run-job" / "job.sh", tmp_path / "run"
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    for _ in range(2):
+        done = subprocess.run(
+            ["sbatch", script], env=environment, capture_output=True, text=True, timeout=900
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("trained 6 steps") == 1
         shutil.rmtree(out / "checkpoints" / "step-00000006")
     assert (out / "checkpoints" / "step-00000004").is_dir()
 

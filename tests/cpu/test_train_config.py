@@ -21,7 +21,7 @@ from ridgeline.training.config import (
     check_complete,
     with_auto,
 )
-from ridgeline.training.config_file import differences, load_config, parse_config, save_config
+from ridgeline.training.config_file import changes, load_config, parse_config, save_config
 
 CONFIG = TrainConfig(
     model="demo",
@@ -106,7 +106,7 @@ def test_what_is_missing_is_named() -> None:
 
 def test_differences_are_listed() -> None:
     other = replace(CONFIG, optimizer=OptimizerOptions(lr=1e-5), end=RunLength(steps=5), seed=3)
-    assert differences(CONFIG, other) == [
+    assert changes(CONFIG, other) == [
         "seed 3, was 0",
         "optimizer.lr 1e-05, was 3e-05",
         "optimizer.max_norm 1.0, was None",

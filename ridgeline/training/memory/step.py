@@ -33,7 +33,7 @@ from ridgeline.models.training_cost import (
 )
 from ridgeline.training.stepping.distillation import CHUNK_LOGITS
 
-FP32 = 4
+FP32, INT64 = 4, 8
 BATCH_BYTES = 3 * 8  # of a token: its id, target and position
 # On a CPU, by the dtype of the moments: fp32 numbers of each weight of a piece that are written out
 # one by one. The compiled pass writes none, where it was built.
@@ -153,6 +153,8 @@ def moments(size: StepSize) -> Iterator[StepMoment]:
     kept = activation_bytes(size.config, size.num_tokens, size.form)
     if size.form.keeps_attention:
         kept += size.config.num_layers * size.num_tokens * _host_attention(size)
+    if size.recomputation != "blocks":
+        kept += sum(_host_experts(size, layer) for layer in size.config.layers)
     kept += sum(_of_other_ranks(size, layer) for layer in size.config.layers)
     kept *= size.in_flight
     if size.rounding:
@@ -242,6 +244,8 @@ def _first_layer(size: StepSize) -> StepMoment:
     if size.form.keeps_attention:
         own += _host_attention(size)
     apart = _of_other_ranks(size, layer)
+    if size.recomputation != "blocks":
+        apart += _host_experts(size, layer)
     gradients = size.sums
     if not size.has_sums:
         untied = 0 if config.tied_embeddings else size.head  # the table's own comes last
@@ -251,6 +255,7 @@ def _first_layer(size: StepSize) -> StepMoment:
         else:  # on one of several ranks parts of all are there
             others = max(0, others)
         gradients = size.element * others + _largest_gradient(size, layer)
+    gradients += _unsummed(size)
     return StepMoment(
         "backward", size.num_tokens * own + apart, gradients, 0, _backward(size, layer)
     )
@@ -299,7 +304,10 @@ def _backward(size: StepSize, layer: LayerConfig) -> int:
         inner = replace(size.form, recomputation="elementwise")
         again = attention_bytes(config, inner) + _host_attention(size)
     attention = again + _attention_work(size) - freed
-    return size.num_tokens * max(mlp, attention) + _scores(size)
+    experts = _host_experts(size, layer)
+    if level == "blocks":  # they are made again with the rest
+        return max(size.num_tokens * mlp + experts, size.num_tokens * attention) + _scores(size)
+    return max(size.num_tokens * mlp, size.num_tokens * attention - experts) + _scores(size)
 
 
 def _mlp_work(size: StepSize, layer: LayerConfig) -> int:
@@ -310,6 +318,8 @@ def _mlp_work(size: StepSize, layer: LayerConfig) -> int:
     streams = element * D * (1 + size.config.post_norms)
     if layer.experts is not None:
         experts = layer.experts
+        if not size.on_gpu:  # one after the other, of which one may have every token
+            return streams + FP32 * (2 * D + 4 * experts.mlp_size)
         return streams + element * experts.experts_per_token * (2 * D + 3 * experts.mlp_size)
     F = size.config.mlp_size
     activation = streams + element * 3 * F + 2 * D * size.fp8  # codes of the gradient, both ways
@@ -366,6 +376,37 @@ def _host_attention(size: StepSize) -> int:
     return apart + (FP32 - size.element) * (config.q_size + 2 * config.kv_size)
 
 
+def _unsummed(size: StepSize) -> int:
+    """Experts' gradients of a pass, which autograd leaves beside the sums. On several ranks those
+    of a layer are added when it is done.
+    """
+    if not size.has_sums or size.num_held is not None:
+        return 0
+    experts = [layer.experts for layer in size.config.layers if layer.experts is not None]
+    per_layer = (3 * each.num_experts * each.mlp_size for each in experts)
+    return size.element * size.config.hidden_size * sum(per_layer)
+
+
+def _host_experts(size: StepSize, layer: LayerConfig) -> int:
+    """Bytes that a layer of experts keeps of a pass on a CPU beyond a GPU's: autograd goes through
+    kernels/moe/reference.py, in fp32, and through the norm in front of it.
+    """
+    experts = layer.experts
+    if size.on_gpu or experts is None:
+        return 0
+    D, F, element = size.config.hidden_size, experts.mlp_size, size.element
+    operand = FP32 if size.is_cast else element
+    # What both products take; gate, up and the activated gate; what comes out; two numbers.
+    way = operand * (D + F) + FP32 * (3 * F + D) + 2 * INT64
+    row = experts.experts_per_token * (way - element * (2 * D + 3 * F))
+    row += experts.num_experts * (FP32 + INT64 - element)  # shares, and in which order they are
+    row += (operand - element) * D  # what the router takes
+    if not size.expert_room and size.stream_share == 1:
+        row += FP32 * D * (1 if element == FP32 else 2)  # inside the norm
+    copies = FP32 * experts.num_experts * (3 * F + 1) * D if size.is_cast else 0
+    return size.num_tokens * row + copies
+
+
 def _embeddings(size: StepSize) -> StepMoment:
     """The end of the backward pass, where every gradient is there, the table's own too."""
     config = size.config
@@ -373,5 +414,5 @@ def _embeddings(size: StepSize) -> StepMoment:
     if size.has_sums:
         tables += 1
     rows = 2 * size.num_tokens * config.hidden_size * size.element
-    gradients = size.gradients + size.element * size.head * tables
+    gradients = size.gradients + size.element * size.head * tables + _unsummed(size)
     return StepMoment("embeddings", rows, gradients, 0, 0)

@@ -41,7 +41,9 @@ from ridgeline.training.stepping.gradients import norm_pieces
 from ridgeline.training.stepping.step import StepLimits
 from ridgeline.version import __version__
 
-STEPS = 2  # the gradients of the first are compared; the second has what they changed
+# Of each rank, step by step, or as many as its pipeline wants: gradients of several are summed and
+# compared, and one pass more shows what they changed.
+PASSES = (2, 1)
 BOUND = 1e-4  # of a gradient's own norm; fp32 rounds a thousand times finer
 LR = 1e-3
 EPS = 1e-3  # of AdamW: a gradient that is nothing but rounding must not move a weight
@@ -83,16 +85,16 @@ def prove(model: ModelConfig, train: TrainConfig, mesh: Mesh) -> Proof:
     """NumericsError on every rank where any of them finds a difference."""
     start = time.perf_counter()
     small = cut_down(model, mesh.layout)
-    order = proving_order(train, mesh.layout)
+    orders = [proving_order(train, mesh.layout, num_passes) for num_passes in PASSES]
     whole = fill_random(build_model(small, torch.float32, mesh.device))
-    trainer = rank_trainer(small, order, mesh, whole_tensors(whole))
-    crew = Crew(mesh, order)
+    trainer = rank_trainer(small, orders[0], mesh, whole_tensors(whole))
     optimizer = torch.optim.AdamW(
         whole.parameters(), lr=LR, betas=(0.9, 0.95), eps=EPS, weight_decay=0.0
     )
     parts = trainer.local.parts
     worst, problem = 0.0, None
-    for step in range(STEPS):
+    for step, order in enumerate(orders):
+        crew = Crew(mesh, order)
         on_host = sequences(order, small.vocab_size, step)
         passes = crew.own_passes(on_host, small)
         batch = [each.to(mesh.device) for each in on_host]
@@ -183,12 +185,11 @@ def cut_down(model: ModelConfig, layout: Layout) -> ModelConfig:
     return replace(model, layers=tuple(layers), vocab_size=vocabulary)
 
 
-def proving_order(train: TrainConfig, layout: Layout) -> TrainConfig:
-    """Short sequences, in two passes of each rank, or as many as its pipeline wants."""
+def proving_order(train: TrainConfig, layout: Layout, num_passes: int) -> TrainConfig:
+    """Short sequences, one in each pass of a rank."""
     step = 2 * layout.context * layout.tensor
     length = -(-SHORTEST // step) * step
-    passes = max(2, layout.num_stages)
-    count = passes * layout.size_of("data")
+    count = max(num_passes, layout.num_stages) * layout.size_of("data")
     return TrainConfig(
         precision="fp32",
         recomputation=train.recomputation,

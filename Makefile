@@ -34,7 +34,7 @@ PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(RUN) -m pytest -p hypothesispytest 
 SOAK := PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m soak
 PARALLEL := -p xdist -n 2 --dist loadfile --durations 20 --ignore tests/cpu/test_compile.py tests/cpu
 
-.PHONY: help env demo test test-all checked smoke lint compiled browser soak corpus-speed gpu-test gpu-bench gpu-training gpu-training-large gpu-training-gate gpu-training-kernels gpu-minhash gpu-compare gpu-climb gpu-cells gpu-modules package clean
+.PHONY: help env demo test test-all checked smoke lint compiled browser soak corpus-speed corpus-memory gpu-test gpu-bench gpu-training gpu-training-large gpu-training-gate gpu-training-kernels gpu-minhash gpu-compare gpu-climb gpu-cells gpu-modules package clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -149,6 +149,10 @@ gpu-training-gate:
 corpus-speed:
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m corpus_speed $(TEXT) \
 	  $(if $(PEERS),--peers $(PEERS)) --save results
+
+# What ten times the memory given takes, about half an hour
+corpus-memory:
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m corpus_speed memory $(TEXT) 10
 
 gpu-minhash:
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(ACTIVE) -m minhash_speed --save results

@@ -38,7 +38,7 @@ PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(RUN) -m pytest -p hypothesispytest 
 SOAK := PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m soak
 PARALLEL := -p xdist -n 2 --dist loadfile --durations 20 --ignore tests/cpu/test_compile.py tests/cpu
 
-.PHONY: help env demo test test-all checked smoke lint compiled browser soak cpu-peers corpus-speed gpu-test gpu-bench gpu-training gpu-training-large gpu-training-memory gpu-training-waits gpu-training-gate gpu-training-kernels gpu-minhash gpu-compare gpu-climb gpu-cells gpu-modules gpu-traces package learn learn-record docs clean
+.PHONY: help env demo test test-all checked smoke lint compiled browser soak cpu-peers corpus-speed corpus-memory gpu-test gpu-bench gpu-training gpu-training-large gpu-training-memory gpu-training-waits gpu-training-gate gpu-training-kernels gpu-minhash gpu-compare gpu-climb gpu-cells gpu-modules gpu-traces package learn learn-record docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -191,6 +191,10 @@ cpu-peers:
 corpus-speed:
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m corpus_speed $(TEXT) \
 	  $(if $(PEERS),--peers $(PEERS)) --save results
+
+# What ten times the memory given takes, about half an hour
+corpus-memory:
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m corpus_speed memory $(TEXT) 10
 
 gpu-minhash:
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(ACTIVE) -m minhash_speed --save results

@@ -3,6 +3,7 @@ memory, how exact near duplicates are, and other libraries beside all that, in o
 
     PYTHONPATH=.:tests python -m corpus_speed prepare /usr/share/doc text     # once, not timed
     PYTHONPATH=.:tests python -m corpus_speed text --peers peers/bin/python --save results
+    PYTHONPATH=.:tests python -m corpus_speed memory text 10                  # GB of input
     make corpus-speed TEXT=text PEERS=peers/bin/python
 
 `prepare` reads whatever `ridgeline data build` reads and writes JSON lines, so that all take the
@@ -24,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,37 @@ def cpu_ticks(pid: int) -> int:
     except OSError:
         return 0
     return int(fields[11]) + int(fields[12])
+
+
+def write_more(text: Path, folder: Path, num_bytes: float) -> int:
+    """Documents of lines that are drawn from those of one file: no two share many in a row."""
+    generator, size = random.Random(26), 0
+    for number, path in enumerate(cycle(sorted(text.glob("*.jsonl")))):
+        if size >= num_bytes:
+            return size
+        texts = [orjson.loads(line)["text"].split("\n") for line in path.read_bytes().splitlines()]
+        lines = [line for each in texts for line in each]
+        generator.shuffle(lines)
+        drawn = iter(lines)
+        with (folder / f"{number:04}.jsonl").open("wb") as file:
+            for each in texts:
+                made = "\n".join(islice(drawn, len(each)))
+                size += file.write(orjson.dumps({"text": made}) + b"\n")
+    raise SystemExit(f"{text} has no *.jsonl; `prepare` writes them")
+
+
+def memory_of_more(text: Path, gigabytes: float) -> None:
+    """What `--memory 1` takes of an input that is larger than that."""
+    with tempfile.TemporaryDirectory() as name:
+        raw, questions = Path(name) / "raw", Path(name) / "questions.jsonl"
+        raw.mkdir()
+        size = write_more(text, raw, gigabytes * 1e9)
+        write_questions(text, questions)
+        report, (wall, used, memory) = whole_chain(
+            raw, Path(name) / "out", questions, "--memory", "1"
+        )
+    print(f"{size / 1e9:.2f} GB in, {report['documents']}, {wall:.0f} s, {used:.0f} CPU seconds")
+    print(f"the most memory of all processes: {memory / (1 << 30):.2f} GiB")
 
 
 def whole_chain(text: Path, out: Path, questions: Path, *flags: str) -> tuple[dict[str, Any], Any]:
@@ -376,6 +408,9 @@ def section(name: str, work: Callable[[], Any]) -> Any:
 def main() -> None:
     if sys.argv[1:2] == ["prepare"]:
         prepare(Path(sys.argv[2]), Path(sys.argv[3]))
+        return
+    if sys.argv[1:2] == ["memory"]:
+        memory_of_more(Path(sys.argv[2]), float(sys.argv[3]))
         return
     parser = argparse.ArgumentParser(prog="corpus_speed", description=__doc__)
     parser.add_argument("text", type=Path, help="folder that `prepare` wrote")

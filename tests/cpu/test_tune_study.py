@@ -5,6 +5,7 @@ any moment, and good settings are found.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,19 @@ from scripted_studies import (
 )
 
 from ridgeline.errors import CheckpointError, NumericsError, RequestError, UsageError
+from ridgeline.tuning.kept_folder import differing
 from ridgeline.tuning.pages.search_page import search_page
 from ridgeline.tuning.searching.halving import Move, Room, Rungs, TrialState
-from ridgeline.tuning.searching.journal import JOURNAL, differing, journal_in_memory
+from ridgeline.tuning.searching.journal import JOURNAL, journal_in_memory
 from ridgeline.tuning.searching.outcome import study_document
-from ridgeline.tuning.searching.search import SearchBudget, SearchLoop, SearchOrder, check_any
+from ridgeline.tuning.searching.search import (
+    JobResult,
+    SearchBudget,
+    SearchLoop,
+    SearchOrder,
+    TrialJob,
+    check_any,
+)
 from ridgeline.tuning.searching.space import (
     Between,
     OneOf,
@@ -96,29 +105,35 @@ def trial(number: int, *losses: float, problem: str = "") -> TrialState:
 
 
 def test_there_is_always_enough_left_for_an_answer() -> None:
-    trials = [trial(0, 3.0), trial(1, 2.0), trial(2, 0.1, 0.1, 0.1, problem="diverged")]
-    room = Room(trials, Rungs(), 1.0)
-    assert room.allows(0)  # 1/9, with 8/9 to bring one of them to its end
+    room = Room(Rungs(), 1.0)
+    assert room.allows(0, 0, is_leader=True)
     room.take(Move({}, 1))
-    assert not room.allows(0)
-    assert room.allows(1)  # 2/9, with 2/3 behind it
+    assert not room.allows(0, 1)  # 1/9, and 8/9 for the leader
+    assert not room.allows(0, 0, is_leader=True)  # it could not be brought to its end
+    assert room.allows(1, 1, is_leader=True)
     room.take(Move({}, 2, 1))
-    assert not room.allows(0)
-    assert room.allows(2)
+    assert not room.allows(1, 2)
+    assert room.allows(2, 2, is_leader=True)
     room.take(Move({}, 3, 1))
     assert room.left == pytest.approx(0.0)
-    assert not any(room.allows(reached) for reached in (0, 1, 2))
+    assert not any(room.allows(reached, 3) for reached in (0, 1, 2))
+
+
+def test_no_work_is_begun_that_could_not_come_to_an_answer() -> None:
+    """With 0.8 of a run left and an answer there, only what has passed two rungs may go on."""
+    room = Room(Rungs(), 0.8)
+    assert [room.allows(reached, 3) for reached in (0, 1, 2)] == [False, False, True]
+    assert not room.allows(2, 2)  # the leader has none, and it would be the leader's
 
 
 def test_a_run_moves_once_in_a_wave() -> None:
     trials = [trial(number, 5.0 - number) for number in range(6)]
-    surrogate = Surrogate(SearchSpace((("n", OneOf(tuple(range(6)))),)), Rungs(), trials, 0)
-    moves = []
-    while (move := surrogate.best_move(lambda reached: reached > 0)) is not None:
+    space = SearchSpace((("n", OneOf(tuple(range(6)))),))
+    surrogate, room, moves = Surrogate(space, Rungs(), trials, 0), Room(Rungs(), 10.0), []
+    while (move := surrogate.best_move(room)) is not None:
         surrogate.imagine(move)
         moves.append(move)
     assert sorted(move.trial or 0 for move in moves) == list(range(6))
-    assert moves[0].trial == 5
     assert {move.goal for move in moves} == {2}
 
 
@@ -159,6 +174,20 @@ def test_a_small_space_ends_before_its_budget() -> None:
 
 def by_batch(point: Point, share: float) -> float:
     return 1.0 + float(point["batch"]) - share
+
+
+@pytest.mark.parametrize(("num", "together"), [(1, 3), (3, 3), (5, 5)])
+def test_as_many_are_decided_as_run_at_once(num: int, together: int) -> None:
+    class Counting(ScriptedTrials):
+        def run(self, jobs: Sequence[TrialJob]) -> Iterator[JobResult]:
+            sizes.append(len(jobs))
+            yield from super().run(jobs)
+
+    sizes: list[int] = []
+    searched(Counting(num_parallel=num), order(6.0))
+    assert sizes[0] == 6  # even over the space
+    assert set(sizes[1:4]) == {together}
+    assert max(sizes[1:]) == together
 
 
 # Time

@@ -6,8 +6,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +21,12 @@ from command_line import make_folder, refused
 from train_runs import Capture, make_text, single_thread
 
 from ridgeline.cli import main
+from ridgeline.cli.tune.width import DOCUMENT
 from ridgeline.data.loading.packing import PackedBatch
 from ridgeline.errors import CHECK_FAILED_EXIT_CODE, UsageError
 from ridgeline.models.shapes import describe_shape, random_model
 from ridgeline.tuning.scaling.coordinates import activations
+from ridgeline.tuning.scaling.sweep_runs import RUNS
 from ridgeline.tuning.scaling.transfer import SweepRun, lowest_rate, transfer_of
 from ridgeline.tuning.scaling.widths import WidthOptions, wider
 
@@ -99,14 +106,22 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [*words, "--widths", "16,32", "--rates", "4", "--seeds", "2", "--range", "1e-3..1e-1"]
 
 
-def test_a_sweep_carries_a_rate_on(sweep: list[str], tmp_path: Path, capsys: Capture) -> None:
-    capsys.readouterr()
-    out = ["--out", str(tmp_path / "widths")]
-    code = main([*sweep, "--to", "64", *out, "--json"])
-    document = json.loads(capsys.readouterr().out)
+@pytest.fixture(scope="module")
+def swept(
+    sweep: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
+    """A sweep that nothing disturbed, and what it says."""
+    out = tmp_path_factory.mktemp("swept") / "widths"
+    code = main([*sweep, "--to", "64", "--out", str(out)])
+    document: dict[str, Any] = json.loads((out / DOCUMENT).read_text())
     assert code == (
         0 if document["is_safe"] and not document["problems"] else CHECK_FAILED_EXIT_CODE
     )
+    return out, document
+
+
+def test_a_sweep_carries_a_rate_on(swept: tuple[Path, dict[str, Any]]) -> None:
+    out, document = swept
     assert len(document["runs"]) == 2 * 4 * 2
     rates = {best["width"]: best["rate"]["value"] for best in document["best"]}
     p = document["width_exponent"]["value"]
@@ -115,9 +130,39 @@ def test_a_sweep_carries_a_rate_on(sweep: list[str], tmp_path: Path, capsys: Cap
     assert [row["place"] for row in document["coordinates"]] == ["embedding", "block 1", "logits"]
     for row in document["coordinates"]:
         assert all(size > 0 for size in row["sizes"])
-    page = (tmp_path / "widths" / "report.html").read_text()
+    page = (out / "report.html").read_text()
     assert "Coordinate check" in page
     assert f"{document['target']['rate']['value']:.2g}" in page
+
+
+def test_a_killed_sweep_goes_on_behind_its_last_run(
+    sweep: list[str], swept: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "widths"
+    command = [*sweep, "--to", "64", "--out", str(out)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ridgeline", *command],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    runs, end = out / RUNS, time.monotonic() + 300
+    while time.monotonic() < end and not (runs.is_file() and runs.read_bytes().count(b"\n") > 2):
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    before = runs.read_bytes()
+    assert before.count(b"\n") < 16
+    runs.write_bytes(before + b"[16, 2, 0.0")  # half a line
+    refused(capsys, UsageError, "has a sweep already --resume", *command)
+    refused(capsys, UsageError, "something else", *command, "--resume", "--batch", "1")
+    main([*command, "--resume"])
+    assert runs.read_bytes().startswith(before[: before.rindex(b"\n") + 1])
+    assert runs.read_bytes().count(b"\n") == 16
+    document = json.loads((out / DOCUMENT).read_text())
+    assert document == swept[1] | {"out": str(out)}
+    # one seed more: half as many runs, and what is known of the others
+    main([*command, "--resume", "--seeds", "3"])
+    assert runs.read_bytes().count(b"\n") == 24
 
 
 def test_activations_are_those_of_the_model() -> None:

@@ -25,6 +25,12 @@ from ridgeline.progress import Standing, WholeRun
 from ridgeline.training.config import TrainConfig, check_complete
 from ridgeline.training.config_file import save_config
 from ridgeline.training.prepare import with_whole_paths
+from ridgeline.tuning.kept_folder import (
+    check_folder,
+    description_path,
+    nothing_to_resume,
+    read_description,
+)
 from ridgeline.tuning.network_shapes import Equal
 from ridgeline.tuning.pages.search_page import (
     headline,
@@ -41,12 +47,7 @@ from ridgeline.tuning.searching.config import (
     parse_space,
 )
 from ridgeline.tuning.searching.halving import Rungs
-from ridgeline.tuning.searching.journal import (
-    DESCRIPTION,
-    check_folder,
-    open_journal,
-    read_description,
-)
+from ridgeline.tuning.searching.journal import open_journal
 from ridgeline.tuning.searching.outcome import study_document
 from ridgeline.tuning.searching.processes import opened_trials
 from ridgeline.tuning.searching.search import SearchBudget, SearchLoop, SearchOrder, check_any
@@ -166,11 +167,10 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
 def ordered_search(args: argparse.Namespace) -> SearchConfig:
     """Of the flags, of a named search, or of the study that is gone on with."""
     if args.resume and args.model is None and args.shape is None:
-        if not (args.out / DESCRIPTION).is_file():
-            raise UsageError(
-                f"--out {args.out} has no study to resume; remove --resume to begin one"
-            )
-        return config_from_study(read_description(args.out), str(args.out / DESCRIPTION))
+        path = description_path(args.out)
+        if not path.is_file():
+            raise nothing_to_resume(args.out)
+        return config_from_study(read_description(args.out), str(path))
     named: SearchConfig | TrainConfig = TrainConfig()
     is_named = args.model is not None and is_named_run(args.model)
     if is_named:

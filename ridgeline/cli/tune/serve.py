@@ -23,9 +23,10 @@ from ridgeline.ladder.searching.budget import parse_duration
 from ridgeline.quality.gate import USUAL, QualityBounds
 from ridgeline.quality.tasks import TaskOptions
 from ridgeline.recipe import FILE_NAME
+from ridgeline.tuning.kept_folder import check_folder
 from ridgeline.tuning.pages.search_page import write_search_page
 from ridgeline.tuning.searching.halving import Rungs
-from ridgeline.tuning.searching.journal import check_folder, open_journal
+from ridgeline.tuning.searching.journal import open_journal
 from ridgeline.tuning.searching.search import SearchBudget
 
 EXAMPLE = """\

@@ -22,6 +22,7 @@ from ridgeline.errors import CHECK_FAILED_EXIT_CODE, UsageError
 from ridgeline.formats.files import atomic_write
 from ridgeline.progress import Progress
 from ridgeline.training.config import TrainConfig
+from ridgeline.tuning.kept_folder import check_folder
 from ridgeline.tuning.pages.widths_page import (
     BEST_COLUMNS,
     CHECK_COLUMNS,
@@ -33,8 +34,16 @@ from ridgeline.tuning.pages.widths_page import (
     write_widths_page,
 )
 from ridgeline.tuning.scaling.coordinates import STEPS, Coordinate, coordinate_check
+from ridgeline.tuning.scaling.sweep_runs import opened_runs, sweep_description
 from ridgeline.tuning.scaling.transfer import RateTransfer, SweepRun, transfer_of
-from ridgeline.tuning.scaling.widths import WidthOptions, check_sweep, sweep_widths, wider
+from ridgeline.tuning.scaling.widths import (
+    WidthOptions,
+    at_width,
+    check_sweep,
+    sweep_widths,
+    wider,
+)
+from ridgeline.tuning.short_run import plan_short
 
 EXAMPLE = """\
 ridgeline tune width --shape tiny --tokenizer demo --data a.txt --steps 200 \\
@@ -44,6 +53,7 @@ ridgeline tune width configs:pretrain_tiny --data a.txt --widths 64,128 \\
 MAIN_FLAGS = (
     "--shape", "--tokenizer", "--device", "--data", "--sequence-length", "--batch", "--steps",
     "--tokens", "--widths", "--to", "--batches", "--range", "--rates", "--seeds", "--out",
+    "--resume",
 )  # fmt: skip
 DOCUMENT = "widths.json"
 DEFAULTS = WidthOptions((64, 128))
@@ -77,8 +87,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group(parser, "run").add_argument(
         "--out", type=Path, default=Path("widths"), metavar="DIR",
-        help="folder of the page (default: %(default)s)",
+        help="folder of the runs and the page (default: %(default)s)",
     )  # fmt: skip
+    group(parser, "run").add_argument(
+        "--resume", action="store_true", help="go on with the sweep, or add runs to it"
+    )
     add_flags(parser, TrainConfig)
 
 
@@ -97,8 +110,17 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     target = args.to or 4 * max(options.widths)
     assert config.shape is not None, "check_sweep"
     wider(config.shape, target)
-    with terminal.progress() as progress:
-        runs = sweep_widths(config, options, device=args.device, progress=progress)
+    description = sweep_description(config)
+    check_folder(args.out, description, args.resume, "sweep")
+    if not args.resume:  # what is wrong with data or memory leaves no folder
+        plan_short(at_width(config, max(options.widths)), device=args.device)
+    with (
+        opened_runs(args.out, description, resume=args.resume) as finished,
+        terminal.progress() as progress,
+    ):
+        runs = sweep_widths(
+            config, options, device=args.device, progress=progress, finished=finished
+        )
         transfer = transfer_of(runs)
         checks = checked(config, options, transfer, args.device, progress)
     document = {"out": str(args.out), "shape": config.shape, "widths": list(options.widths)}

@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ridgeline.errors import UsageError
 from ridgeline.models.shapes import describe_shape, shape_name
 from ridgeline.progress import Progress
 from ridgeline.training.config import RunLength, TrainConfig
 from ridgeline.training.prepare import PlannedRun
+from ridgeline.tuning.scaling.sweep_runs import SweepKey, SweepRuns
 from ridgeline.tuning.scaling.transfer import SweepRun
 from ridgeline.tuning.short_run import ShortRun, num_steps, plan_short
 
@@ -101,8 +103,11 @@ def sweep_widths(
     *,
     device: str = "auto",
     progress: Progress | None = None,
+    finished: SweepRuns | None = None,
 ) -> list[SweepRun]:
+    """Runs that are `finished` are not done again, and others are noted there."""
     check_sweep(config, options)
+    finished = finished or SweepRuns()
     runs, rates, batches = list[SweepRun](), options.rates, options.batches or (config.batch.size,)
     total = len(options.widths) * len(batches) * len(rates) * options.seeds
     for width in options.widths:
@@ -112,7 +117,9 @@ def sweep_widths(
                 for seed in range(config.seed, config.seed + options.seeds):
                     if progress is not None:
                         progress("runs of the sweep", len(runs), total)
-                    loss = final_loss(plan, lr, seed)
+                    loss = finished.loss_of(
+                        SweepKey(width, batch, lr, seed), partial(final_loss, plan, lr, seed)
+                    )
                     runs.append(SweepRun(width, batch, lr, seed, loss))
     return runs
 

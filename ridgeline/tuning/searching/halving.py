@@ -6,13 +6,12 @@ is the most promising use of the work (surrogate.py): settings that fall fast at
 always those that end lowest, and a fixed share never learns it.
 
     rungs = Rungs(keep=3, num=3)            # shares 1/9, 1/3, 1
-    room = Room(trials, rungs, left=4.0)
-    room.allows(0), room.allows(1)          # a new run; one rung more for a run at the first
+    room = Room(rungs, left=4.0)
+    room.allows(0, 2), room.allows(1, 2)    # a new run, one rung more; the leader has reached two
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ridgeline.errors import UsageError
@@ -77,18 +76,18 @@ class Move:
 class Room:
     """What a wave may still take of the budget."""
 
-    def __init__(self, trials: Sequence[TrialState], rungs: Rungs, left: float) -> None:
+    def __init__(self, rungs: Rungs, left: float) -> None:
         self.rungs, self.left = rungs, left
-        self._furthest = max([t.reached for t in trials if t.is_open], default=0)
 
-    def allows(self, reached: int) -> bool:
-        """Whether a run may go on from so many rungs: a run must be left that can be brought to its
-        end, unless one has come to it.
+    def allows(self, reached: int, leader: int, *, is_leader: bool = False) -> bool:
+        """Whether a run may go on from so many rungs: it has to be possible to bring it to its end,
+        and, whatever it turns out to be, the leader with its so many rungs.
         """
-        furthest = max(reached + 1, self._furthest)
-        reserve = self.rungs.cost(furthest, self.rungs.num)
-        return self.rungs.cost(reached, reached + 1) + reserve <= self.left + SLACK
+        whole = self.rungs.cost(reached, self.rungs.num)
+        if is_leader:
+            return whole <= self.left + SLACK
+        beside = self.rungs.cost(reached, reached + 1) + self.rungs.cost(leader, self.rungs.num)
+        return max(whole, beside) <= self.left + SLACK
 
     def take(self, move: Move) -> None:
         self.left -= self.rungs.cost(move.goal - 1, move.goal)
-        self._furthest = max(self._furthest, move.goal)

@@ -11,8 +11,6 @@ holds the folder; half a line at the journal's end is cut off. Optuna's own tool
 
 from __future__ import annotations
 
-import fcntl
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,13 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ridgeline.errors import CheckpointError, MissingPackageError, OutputError, UsageError
-from ridgeline.formats.files import atomic_write
+from ridgeline.errors import CheckpointError, MissingPackageError
+from ridgeline.tuning.kept_folder import cut_half_line, held_folder
 from ridgeline.tuning.searching.halving import Move, TrialState
 from ridgeline.tuning.searching.space import Between, Choices, Point, SearchSpace
 
-JOURNAL, DESCRIPTION, LOCK = "journal.jsonl", "study.json", ".lock"
-VERSION = 1  # of study.json
+JOURNAL = "journal.jsonl"
 STUDY = "search"  # its name in the journal
 WAVE, POINT, RUNG, PROBLEM = "wave", "point", "rung", "problem"
 SECONDS = "seconds"
@@ -176,19 +173,10 @@ def open_journal(
     folder: Path, description: Mapping[str, Any], space: SearchSpace, *, resume: bool
 ) -> Iterator[StudyJournal]:
     """The study of a folder, new or gone on with; UsageError lists what differs from its own."""
-    check_folder(folder, description, resume)
     optuna = load_optuna()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot write {folder}: {error.strerror}") from error
-    with _held(folder):
-        if not (folder / DESCRIPTION).is_file():
-            with atomic_write(folder / DESCRIPTION) as file:
-                json.dump({"version": VERSION} | dict(description), file, indent=2)
-                file.write("\n")
+    with held_folder(folder, description, resume=resume):
         path = folder / JOURNAL
-        _cut_half_line(path)
+        cut_half_line(path)
         backend = optuna.storages.journal.JournalFileBackend(str(path), HeldFolderLock())
         try:
             journal = StudyJournal(optuna.storages.JournalStorage(backend), space)
@@ -199,49 +187,6 @@ def open_journal(
         yield journal
 
 
-def check_folder(folder: Path, description: Mapping[str, Any], resume: bool) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--out {folder} is a file; give a folder")
-    if not (folder / DESCRIPTION).is_file():
-        if resume:
-            raise UsageError(f"--out {folder} has no study to resume; remove --resume to begin one")
-        if folder.is_dir() and any(each.name != LOCK for each in folder.iterdir()):
-            raise UsageError(f"--out {folder} is not empty and no study; give a new folder")
-        return
-    changed = differing(read_description(folder), description)
-    if changed:
-        raise UsageError(
-            f"--out {folder} is a study of something else: {'; '.join(changed)}; give another "
-            "folder, or the same search"
-        )
-    if not resume:
-        raise UsageError(f"--out {folder} has a study already; add --resume, or give a new folder")
-
-
-def read_description(folder: Path) -> dict[str, Any]:
-    path = folder / DESCRIPTION
-    try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if values.pop("version") != VERSION:
-            raise ValueError(f"a version that this Ridgeline does not read, which is {VERSION}")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; give a new folder") from error
-    return values
-
-
-def differing(saved: Mapping[str, Any], given: Mapping[str, Any], above: str = "") -> list[str]:
-    """Fields that differ, in words: `space.lr.low 1e-05, was 0.0001`."""
-    result = []
-    own = json.loads(json.dumps(dict(given)))  # as a file would have it
-    for name in dict.fromkeys([*saved, *own]):
-        old, new = saved.get(name), own.get(name)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            result += differing(old, new, f"{above}{name}.")
-        elif old != new:
-            result.append(f"{above}{name} {new!r}, was {old!r}")
-    return result
-
-
 class HeldFolderLock:
     """For Optuna, whose own lock is a link that a killed process leaves: the folder is held."""
 
@@ -250,28 +195,3 @@ class HeldFolderLock:
 
     def release(self) -> None:
         pass
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Another search in the same folder is refused. The lock ends with the process that has it."""
-    with open(folder / LOCK, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UsageError(
-                f"--out {folder} is being searched by another process; wait for its end, or give "
-                "another folder"
-            ) from None
-        yield
-
-
-def _cut_half_line(path: Path) -> None:
-    """What a killed process was writing."""
-    if not path.is_file():
-        return
-    data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        with open(path, "r+b") as file:
-            file.truncate(whole)

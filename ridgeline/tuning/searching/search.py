@@ -1,4 +1,5 @@
-"""The search: waves of runs until the budget is spent, each noted before it begins.
+"""The search: waves of runs until the budget is spent, each noted before it begins. A wave has as
+many as run at once, and a few at least.
 
 The user's own settings come first where the space has them. What runs the trials is the caller's:
 here, in processes, on Ray, or a table of results in tests.
@@ -22,8 +23,8 @@ from ridgeline.tuning.searching.journal import StudyJournal
 from ridgeline.tuning.searching.space import Point, SearchSpace
 from ridgeline.tuning.searching.surrogate import Surrogate
 
+TOGETHER = 3  # moves at least that are decided at once: up to so many trials at once, one study
 FIRST_TRIALS = 6  # even over the space, before anything is expected of any
-TOGETHER = 3  # moves that are decided at once, however many run at once: a study is the same
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class SearchLoop:
         self._check_budget(trials)
         surrogate = Surrogate(order.space, order.rungs, trials, order.seed)
         self.expected = surrogate.expected()
-        moves = self._moves(surrogate, Room(trials, order.rungs, self.left_runs))
+        moves = self._moves(surrogate, Room(order.rungs, self.left_runs))
         if not moves:
             return False
         self.journal.begin(moves)
@@ -159,9 +160,9 @@ class SearchLoop:
             moves = self._first_moves(surrogate, 1 if is_timed else FIRST_TRIALS - begun, room)
             if moves:
                 return moves
-        moves = []
-        for _ in range(TOGETHER):
-            move = surrogate.best_move(room.allows)
+        moves = list[Move]()
+        for _ in range(max(TOGETHER, self.runner.num_parallel)):
+            move = surrogate.best_move(room)
             if move is None:
                 break
             room.take(move)
@@ -173,9 +174,9 @@ class SearchLoop:
         tried = [trial.point for trial in surrogate.trials]
         firsts = [point for point in self.order.firsts if point not in tried]
         spread = [point for point in surrogate.spread(count, firsts) if point not in firsts]
-        moves = []
+        moves = list[Move]()
         for point in [*firsts, *spread][:count]:
-            if room.allows(0):
+            if room.allows(0, 1 if moves else 0, is_leader=not moves):
                 moves.append(Move(point, 1))
                 room.take(moves[-1])
         return moves

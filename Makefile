@@ -32,7 +32,8 @@ RUN := PYTHONPATH=$(CURDIR) $(PYTHON)
 PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(RUN) -m pytest -p hypothesispytest \
   -p schemathesis.pytest.plugin
 SOAK := PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m soak
-PARALLEL := -p xdist -n 2 --dist loadfile --durations 20 --ignore tests/cpu/test_compile.py tests/cpu
+WORKERS ?= 2
+PARALLEL := -p xdist -n $(WORKERS) --dist loadfile --durations 20 --ignore tests/cpu/test_compile.py tests/cpu
 
 .PHONY: help env demo test test-all checked smoke lint compiled browser soak corpus-speed gpu-test gpu-bench gpu-training gpu-training-large gpu-training-gate gpu-training-kernels gpu-minhash gpu-compare gpu-climb gpu-cells gpu-modules package clean
 

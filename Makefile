@@ -2,6 +2,7 @@
 #
 #   make demo                      the main job on the embedded model
 #   make test                      lint, types and the first tier of tests, on a machine without a GPU
+#   make test WORKERS=3            tests in three processes instead of two
 #   make test-all                  all tests: sweeps, browsers, Ray, soak, every target, limits on time
 #   make demo PYTHON=python3       under a Python that already has torch with CUDA or ROCm, as it is
 #   make smoke                     the minute before a commit

@@ -207,6 +207,7 @@ def test_norm_and_residual(form: str) -> None:
     check(*case_of(form, (2, 48, depth_of(form)), BF16, "norm"), None, "portable")
 
 
+@pytest.mark.sweep(keep=8)  # each activation and each form
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize(
     "form", ["plain", "int8 words", "int4 g128 zeros", "fp8 rows", "fp8 blocks"]

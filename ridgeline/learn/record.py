@@ -24,6 +24,8 @@ def main() -> int:
     parser.add_argument("--ours", action="store_true", help="show its figures as ours from now on")
     parser.add_argument("--only", action="append", metavar="NAME", help="only this lesson")
     args = parser.parse_args()
+    if args.ours and (args.only or not args.save):
+        parser.error("--ours takes a whole run that is saved: give --save and leave out --only")
     began, runs, failed = time.perf_counter(), list[LessonRun](), list[str]()
     for lesson in lessons():
         if args.only and lesson.name not in args.only:

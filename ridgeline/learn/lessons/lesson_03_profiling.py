@@ -73,19 +73,18 @@ with profile(activities=activities) as trace:
     if here.is_gpu:
         torch.cuda.synchronize()
 rows_of_trace = trace.key_averages()
-own = "self_device_time_total" if here.is_gpu else "self_cpu_time_total"
-total = sum(getattr(row, own) for row in rows_of_trace)
-for row in sorted(rows_of_trace, key=lambda row: -getattr(row, own))[:5]:
-    print(f"{row.key[:60]:60} {row.count:4} {getattr(row, own) / total:6.1%}")
-largest = max(getattr(row, own) for row in rows_of_trace)
-if here.is_gpu:
-    kernels = [event for event in trace.events() if event.device_type.name == "CUDA"]
-    products = sum(getattr(row, own) for row in rows_of_trace if row.key == "aten::mm") / total
-    num_kernels = len(kernels)
+if here.is_gpu:  # an operation's device time is its kernels', which have rows of their own
+    own = "self_device_time_total"
+    timed = [row for row in rows_of_trace if row.device_type.name == "CUDA"]
 else:
-    names = ("aten::mm", "aten::addmm", "aten::linear")
-    products = sum(getattr(row, own) for row in rows_of_trace if row.key in names) / total
-    num_kernels = sum(row.count for row in rows_of_trace)
+    own = "self_cpu_time_total"
+    timed = list(rows_of_trace)
+total = sum(getattr(row, own) for row in timed)
+for row in sorted(timed, key=lambda row: -getattr(row, own))[:5]:
+    print(f"{row.key[:60]:60} {row.count:4} {getattr(row, own) / total:6.1%}")
+names = ("aten::mm", "aten::addmm", "aten::linear")
+products = sum(getattr(row, own) for row in rows_of_trace if row.key in names) / total
+num_kernels = sum(row.count for row in timed)
 here.figure("kernels", num_kernels, "1", "kernels (on a CPU: operations) in the step")
 here.figure("products", products, "1", "share of the time in matrix products")
 

@@ -151,7 +151,7 @@ work = 4 * heads * length**2 * width
 ways = {"plain": lambda: torch.softmax(q @ k.mT * width**-0.5, -1) @ v}
 ways["library"] = lambda: F.scaled_dot_product_attention(q[None], k[None], v[None])
 if here.is_gpu:
-    ways["ours"] = lambda: attend(q, k, v, False, 128)
+    ways["ours"] = lambda: attend(q, k, v, False, 64)
 for name, words in {
     "plain": "scores in memory",
     "library": "torch's fused",

@@ -116,9 +116,8 @@ from ridgeline.learn.elsewhere import run_python
 
 RANKS = """
 import datetime, json, os, sys, time
-os.environ.update(MASTER_ADDR="127.0.0.1", USE_LIBUV="0")
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 import torch, torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 torch.set_num_threads(1)
 store_path = sys.argv[1]
 def main(rank):

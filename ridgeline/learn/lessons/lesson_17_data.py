@@ -15,7 +15,7 @@ for at in range(3):
 picture.text(
     20, 130, "columns (Arrow): each field side by side; strings as offsets into one buffer", "bold"
 )
-picture.cells(30, 142, 44, ["0", "5", "8", "20"], ["c"] * 4)
+picture.cells(30, 142, 44, ["0", "5", "8", "21"], ["c"] * 4)
 picture.box(230, 142, 250, 42, "helloskyridgelineroof", "a")
 picture.cells(510, 142, 44, [".9", ".4", ".7"], ["b"] * 3)
 picture.text(

@@ -20,6 +20,7 @@ from ridgeline.planning.validating.judging import (
     rank_correlation,
     worst,
 )
+from ridgeline.planning.validating.memory_points import judge_memory, read_memory_points
 from ridgeline.planning.validating.points import point_of, read_points, read_rows
 
 POINTS = Path(__file__).parent / "plan_points"
@@ -55,6 +56,19 @@ def test_intervals_hold_what_they_are_to_hold(rows: list[JudgedRow]) -> None:
         held += row.predicted / (1 + error) <= row.measured <= row.predicted * (1 + error)
     assert held / len(judged) >= 0.75
     assert not set(fitted.fitted_to) & set(fitted.judged_on)
+
+
+def test_memory_stays_within_what_is_said() -> None:
+    """Four of five peaks of other software, within the interval that a plan's memory has."""
+    judged = judge_memory(read_memory_points(POINTS / "memory.csv"))
+    error = load_fitted().memory_error
+    held = [
+        row.predicted / (1 + error) <= row.measured <= row.predicted * (1 + error)
+        for row in judged
+        if row.kind == "peak" and row.predicted is not None and row.measured is not None
+    ]
+    assert len(held) >= 10
+    assert sum(held) / len(held) >= 0.8, held
 
 
 def test_faster_ones_are_predicted_faster(rows: list[JudgedRow]) -> None:

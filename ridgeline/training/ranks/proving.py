@@ -59,7 +59,7 @@ class Proof:
     seconds: float
 
 
-class SeenGradients:
+class GradientComparison:
     """A step's, beside the plain ones, before it changes weights by them."""
 
     def __init__(self, expected: Mapping[str, Tensor], parts: Mapping[str, Part]) -> None:
@@ -100,15 +100,15 @@ def prove(model: ModelConfig, train: TrainConfig, mesh: Mesh) -> Proof:
         batch = [each.to(mesh.device) for each in on_host]
         plain, expected = naive_loss_and_gradients(whole, [joined(batch)])
         if step == 0:
-            seen = SeenGradients(expected, parts)
-            trainer.before_update = seen
+            comparison = GradientComparison(expected, parts)
+            trainer.before_update = comparison
         # Limits let a step whose numbers are none end, and change nothing.
         result = trainer.step(passes, lr=LR, limits=StepLimits())
         if step == 0:
-            worst = max(seen.differences.values())
-            if seen.wrong is not None:
-                why = explained(*seen.wrong, expected, whole, batch, mesh, parts)
-                problem = f"{why} {seen.how_many()}"
+            worst = max(comparison.differences.values())
+            if comparison.wrong is not None:
+                why = explained(*comparison.wrong, expected, whole, batch, mesh, parts)
+                problem = f"{why} {comparison.how_many()}"
         norm = plain_update(whole, optimizer, expected, order.optimizer.max_norm)
         problem = problem or scalars_differ(step, result.loss, plain, result.gradient_norm, norm)
         if stop := next(filter(None, crew.from_all(problem)), None):

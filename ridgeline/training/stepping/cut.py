@@ -79,26 +79,38 @@ class MatrixCut:
         vocab_size: int,
     ) -> None:
         """As `plain_row_losses`, of logits of which each rank has some entries. What ranks tell
-        each other of a row is their own sum of exponentials and the target's logit.
+        each other of a row is their own sum of exponentials and the target's logit. **The logits
+        are overwritten**.
         """
         num_entries = logits_CV.shape[1]
         first = self.axis.index * num_entries
-        values = logits_CV.float() * logit_scale
-        slope: Tensor | float = logit_scale
+        values = logits_CV.float()
+        if logit_scale != 1.0:
+            values.mul_(logit_scale)
+        slope_CV: Tensor | None = None
         if softcap is not None:
-            tanh = torch.tanh(values / softcap)
-            values, slope = tanh * softcap, (1 - tanh.square()) * logit_scale
+            tanh = values.div_(softcap).tanh_()
+            slope_CV = 1 - tanh.square()
+            values = tanh.mul_(softcap)
         values[:, max(vocab_size - first, 0) :] = -torch.inf  # what fills the vocabulary up
         places_C = targets_C - first
         own_C = (places_C >= 0) & (places_C < num_entries) & (targets_C != IGNORED)
         places_C1 = places_C.where(own_C, 0).unsqueeze(1)
         target_C = values.gather(1, places_C1).squeeze(1).where(own_C, 0.0)
-        told_2C = torch.stack((values.logsumexp(-1), target_C))
+        # A rank that has nothing but what fills up has no largest one.
+        most_C = values.amax(-1).clamp_(min=torch.finfo(torch.float32).min)
+        shares = values.sub_(most_C.unsqueeze(1)).exp_()
+        told_2C = torch.stack((shares.sum(-1).log_() + most_C, target_C))
         told_R2C = self.axis.all_gather(told_2C).unflatten(0, (-1, 2))
         sums_C, targets = told_R2C[:, 0].logsumexp(0), told_R2C[:, 1].sum(0)
         counts_C = targets_C != IGNORED
         losses_C.copy_((sums_C - targets).where(counts_C, 0.0))
-        if grad_CV is not None:
-            shares = values.sub_(sums_C.unsqueeze(1)).exp_()
-            shares.scatter_add_(1, places_C1, -own_C.unsqueeze(1).to(shares.dtype))
-            grad_CV.copy_((shares * slope).where(counts_C.unsqueeze(1), 0.0))
+        if grad_CV is None:
+            return
+        factor_C = (most_C - sums_C).exp_().mul_(logit_scale).where(counts_C, 0.0)
+        shares.mul_(factor_C.unsqueeze(1))
+        shares.scatter_add_(1, places_C1, own_C.unsqueeze(1).to(shares.dtype) * -logit_scale)
+        if slope_CV is not None:
+            shares.mul_(slope_CV)
+        if shares.data_ptr() != grad_CV.data_ptr():
+            grad_CV.copy_(shares)

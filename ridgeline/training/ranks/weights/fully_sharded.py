@@ -38,6 +38,7 @@ def needs_sharding(mesh: Mesh) -> bool:
 
 def weights_mesh(mesh: Mesh) -> DeviceMesh:
     """Of ranks with copies of the weights, times those that share them. It is made once."""
+    assert needs_sharding(mesh), "a rank that holds the whole gathers nothing"
     if mesh.weights is None:
         mesh.weights = _weights_mesh(mesh)
     devices: DeviceMesh = mesh.weights

@@ -171,6 +171,7 @@ ROOMS = {
     "tuning": [
         "network_shapes",
         "short_run",
+        "kept_folder",
         "searching",
         "rates",
         "scaling",

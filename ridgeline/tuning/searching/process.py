@@ -50,7 +50,7 @@ def _score(scored: Scored) -> float:
 
 
 @dataclass(frozen=True)
-class Fit:
+class ProcessFit:
     """Of the process with some settings to what was learned."""
 
     settings: ProcessSettings
@@ -65,7 +65,7 @@ class LossProcess:
         self._groups, self._last, self._random = groups, num_rungs - 1, random
         self._num_names = int(groups.max()) + 1
         self._mixed: list[ProcessSettings] = []
-        self._fits: list[Fit] = []
+        self._fits: list[ProcessFit] = []
 
     def learn(self, places: Floats, rungs: Floats, values: Floats) -> None:
         self._places, self._rungs, self._values = places, rungs, values
@@ -169,10 +169,10 @@ class LossProcess:
         fit = -0.5 * float(half @ half) - float(np.log(np.diag(factor)[:size]).sum())
         return fit + settings.log_prior
 
-    def _fit(self, settings: ProcessSettings) -> Fit:
+    def _fit(self, settings: ProcessSettings) -> ProcessFit:
         factor = np.linalg.cholesky(self._own_covariance(settings))
         inverse = np.linalg.inv(factor)
-        return Fit(settings, inverse, inverse @ self._values)
+        return ProcessFit(settings, inverse, inverse @ self._values)
 
     def _own_covariance(self, settings: ProcessSettings) -> Floats:
         own = self._covariance(settings, self._squares, self._rungs, self._rungs)

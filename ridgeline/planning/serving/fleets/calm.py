@@ -321,7 +321,9 @@ class CalmRounds:
             waiting=[request.ask for request in self._queue],
             pieces=_ends(self._out[0].pieces) if self._out else None,
         )
-        return state, deque(OutStep(*out[:2], _prompts_ended(out.pieces)) for out in self._out)
+        return state, deque(
+            OutStep(out.step_id, out.end, _prompts_ended(out.pieces)) for out in self._out
+        )
 
 
 def _progress(request: CalmRequest, planned: int, received: int) -> Progress:

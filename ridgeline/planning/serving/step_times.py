@@ -332,8 +332,13 @@ class PredictedTimes:
         if known is None:
             busy, launches = self._busy(tokens) + self._heads(samples), self._launches(tokens)
             host = self._host_s + self.tuning.row_s * samples
-            times = ticks_of(busy), ticks_of(launches), ticks_of(host)
-            known = BaseTime(*times, self._per_key, self._longest(samples))
+            known = BaseTime(
+                ticks_of(busy),
+                ticks_of(launches),
+                ticks_of(host),
+                self._per_key,
+                self._longest(samples),
+            )
             self._bases[tokens, samples] = known
         return known
 

@@ -112,16 +112,16 @@ def judge_rows(folder: Path) -> list[JudgedRow]:
 def judge_own(record: Record, folder: Path | None = None) -> Iterator[OwnRow]:
     """Points of files that are not in the folder have no predictions."""
     subject, *points = map(json.loads, record.notes)
-    for about in points:
+    for described in points:
         names = TracePoint.__dataclass_fields__
-        point = TracePoint(**{key: about[key] for key in names})
+        point = TracePoint(**{key: described[key] for key in names})
         file = None if folder is None else folder / point.trace
         row = OwnRow(record.name.removeprefix(PREFIX), point, _measured(record, point), ())
         if point.trace not in TRACES and (file is None or not file.is_file()):
             yield row
             continue
         workload = point.workload(file)
-        if point.to_json(workload) != about:
+        if point.to_json(workload) != described:
             raise UsageError(f"{record.name}, {point.name}: its trace is another now")
         yield replace(row, predicted=_figures(simulated(record, subject, workload)))
 

@@ -76,7 +76,7 @@ class CalmRequest:
         self.end_step = 0  # that has its last token; known when its prompt is planned
 
 
-class Piece(NamedTuple):
+class PromptPiece(NamedTuple):
     """Of a prompt."""
 
     request: CalmRequest
@@ -93,7 +93,7 @@ class CalmStep(NamedTuple):
 
     step_id: int
     end: int
-    pieces: list[Piece]
+    pieces: list[PromptPiece]
 
 
 class CalmRounds:
@@ -169,7 +169,7 @@ class CalmRounds:
             self.is_idle = True
         return True
 
-    def _pieces(self) -> list[Piece] | None:
+    def _pieces(self) -> list[PromptPiece] | None:
         """Of prompts in the step that is planned now: those that have begun, and that begin. None
         where one that begins might miss a page some day.
         """
@@ -200,14 +200,14 @@ class CalmRounds:
         self._running[request] = None
         self._prefilling.append(request)
 
-    def _piece(self, request: CalmRequest, budget: int) -> Piece:
+    def _piece(self, request: CalmRequest, budget: int) -> PromptPiece:
         """Up to a page's end if it is not all, as rows.py's `plan_piece` has it."""
         first, target = request.position, request.prompt
         end = min(target, first + budget)
         whole = end - end % self._size
-        return Piece(request, first, whole if end < target and whole > first else end)
+        return PromptPiece(request, first, whole if end < target and whole > first else end)
 
-    def _launch(self, pieces: list[Piece]) -> None:
+    def _launch(self, pieces: list[PromptPiece]) -> None:
         """A step of all that decode, and of these."""
         rows, keys, longest = self._rows, self._keys, self._longest_row()
         tokens, samples, pairs = rows, rows, 0
@@ -321,7 +321,9 @@ class CalmRounds:
             waiting=[request.ask for request in self._queue],
             pieces=_ends(self._out[0].pieces) if self._out else None,
         )
-        return state, deque(OutStep(*out[:2], _prompts_ended(out.pieces)) for out in self._out)
+        return state, deque(
+            OutStep(out.step_id, out.end, _prompts_ended(out.pieces)) for out in self._out
+        )
 
 
 def _progress(request: CalmRequest, planned: int, received: int) -> Progress:
@@ -335,9 +337,9 @@ def _progress(request: CalmRequest, planned: int, received: int) -> Progress:
     return Progress(ask, request.prompt + own - first, made, own)
 
 
-def _prompts_ended(pieces: list[Piece]) -> list[Hashable]:
+def _prompts_ended(pieces: list[PromptPiece]) -> list[Hashable]:
     return [piece.request.ask.request_id for piece in pieces if piece.is_last]
 
 
-def _ends(pieces: list[Piece]) -> dict[Hashable, int]:
+def _ends(pieces: list[PromptPiece]) -> dict[Hashable, int]:
     return {piece.request.ask.request_id: piece.end for piece in pieces}

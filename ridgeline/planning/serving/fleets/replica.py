@@ -116,8 +116,10 @@ class SimulatedReplica:
         """While nobody is here."""
         if not self._may_be_calm:
             return None
-        parts = self._config, self._times, self._log, self._clock, self._depth
-        return CalmRounds(*parts, self.scheduler.stats())
+        totals = self.scheduler.stats()
+        return CalmRounds(
+            self._config, self._times, self._log, self._clock, self._depth, totals=totals
+        )
 
     def _settle(self) -> None:
         """The scheduler goes on from where a calm replica stands."""

@@ -45,7 +45,7 @@ def killed(tmp_path: Path, every: int) -> None:
 
 
 def test_a_build_that_was_killed_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    killed(tmp_path, every=131)
+    killed(tmp_path, every=53)
 
 
 @pytest.mark.slow

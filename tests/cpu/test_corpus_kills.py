@@ -46,11 +46,7 @@ def killed(tmp_path: Path, every: int, parts: int) -> dict[str, Any]:
 
 
 def test_a_build_that_was_killed_ends_with_the_same_bytes(tmp_path: Path) -> None:
-<<<<<<< HEAD
     assert killed(tmp_path, every=53, parts=14)["states"] > 2
-=======
-    killed(tmp_path, every=53)
->>>>>>> tiers
 
 
 @pytest.mark.slow

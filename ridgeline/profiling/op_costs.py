@@ -30,6 +30,7 @@ from ridgeline.models.transformer import ExpertMLP, Linear, RMSNorm, Transformer
 from ridgeline.profiling.tracing.communication import link_bytes
 from ridgeline.profiling.tracing.division import ATTENTION_OPS, COMMUNICATION_OPS, group_of
 from ridgeline.profiling.tracing.scopes import ScopeCall
+from ridgeline.quantization.block_linear import BlockLinear
 from ridgeline.quantization.linear import QuantizedLinear
 
 STORING = ("projected_attention", "attention")  # which also write the new keys and values
@@ -68,6 +69,8 @@ def cost_of(call: ScopeCall, facts: StepFacts) -> OpCost | None:
     if call.kind == "op":
         return None if counted is None else counted(call, facts)
     module = call.module
+    if isinstance(module, BlockLinear):
+        return _blocks(call, module, facts)
     if isinstance(module, QuantizedLinear):
         return _quantized(call, module, facts)
     if isinstance(module, Linear):
@@ -123,6 +126,14 @@ def _quantized(call: ScopeCall, module: QuantizedLinear, facts: StepFacts) -> Op
     )
     matrix = facts.matrix if module.inputs is None else cost.matrix_dtype
     return OpCost(cost.read_bytes, cost.written_bytes, flops, matrix)
+
+
+def _blocks(call: ScopeCall, module: BlockLinear, facts: StepFacts) -> OpCost:
+    """The file's bytes; inputs become whole numbers on their way."""
+    rows, outputs, depth = call.shape[0], module.out_features, module.in_features
+    element = facts.dtype.itemsize
+    read = module.weight.nbytes + rows * depth * element
+    return OpCost(read, rows * outputs * element, 2.0 * rows * outputs * depth, "int8")
 
 
 def _experts(call: ScopeCall, module: ExpertMLP, facts: StepFacts) -> OpCost:

@@ -102,7 +102,7 @@ def _smaller(situation: Situation, on_gpu: bool) -> Iterator[tuple[str, dict[str
 def _head_can_be_codes(situation: Situation, on_gpu: bool) -> bool:
     recipe = situation.recipe
     fits = parse_scheme("int8").fits(*head_matrix(situation.config))
-    is_plain = recipe.head == "plain" and not recipe.deterministic
+    is_plain = recipe.head == "plain" and not (recipe.deterministic or recipe.blocks)
     return fits and is_plain and not (on_gpu and recipe.dtype == "fp32")
 
 

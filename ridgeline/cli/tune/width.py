@@ -52,7 +52,7 @@ ridgeline tune width configs:pretrain_tiny --data a.txt --widths 64,128 \\
   --batches 4,16 --to 256"""
 MAIN_FLAGS = (
     "--shape", "--tokenizer", "--device", "--data", "--sequence-length", "--batch", "--steps",
-    "--tokens", "--widths", "--to", "--batches", "--range", "--rates", "--seeds", "--out",
+    "--widths", "--to", "--batches", "--range", "--rates", "--seeds", "--out",
     "--resume",
 )  # fmt: skip
 DOCUMENT = "widths.json"

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from time import sleep
 
@@ -179,3 +180,13 @@ def sleep_limited() -> None:
 def limited_sum() -> int:
     with time_limit(1e-6, "a sum"):
         return sum((1, 2, 3))
+
+
+def test_an_import_is_never_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a module would stay for whoever imports it next."""
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(0.5)\nwhole = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(OutOfTimeError), time_limit(0.01, "importing"):
+        module = import_module("slow_to_import")
+        sleep(60)
+    assert module.whole

@@ -31,6 +31,17 @@ class _Interrupt(BaseException):
     """No Exception: a compiler takes those for its own, and goes on."""
 
 
+def _imports(frame: FrameType | None) -> bool:
+    """A module is being imported: cut short, it would be half there for whoever wants it next. The
+    timer rings again.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 @contextmanager
 def time_limit(seconds: float | None, label: str) -> Iterator[None]:
     """None: no limit. A timer that somebody else had set goes on after it."""
@@ -39,9 +50,9 @@ def time_limit(seconds: float | None, label: str) -> Iterator[None]:
         return
     armed, rang = True, False
 
-    def ring(_: int, __: FrameType | None) -> None:
+    def ring(_: int, frame: FrameType | None) -> None:
         nonlocal rang
-        if armed:
+        if armed and not _imports(frame):
             rang = True
             raise _Interrupt
 

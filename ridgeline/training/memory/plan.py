@@ -203,6 +203,7 @@ def _itemised(
             expert_room=0.0 if config.layout.expert == 1 else config.layout.capacity or 1.0,
             has_table=share.has_table,
             has_head=share.has_head,
+            is_head_cut=config.layout.tensor > 1,
         )
     moment = peak(size)
     items = [*_weight_items(size, precision, method, config.layout.shard)]

@@ -90,6 +90,7 @@ class StepSize:
     expert_room: float = 0.0  # rows on their way to other ranks' experts, of those of even shares
     has_table: bool = True  # the embeddings are on this device of a pipeline
     has_head: bool = True  # and so are the last norm, the head and the loss
+    is_head_cut: bool = False  # ranks have parts of the vocabulary: the loss overwrites its logits
 
     @property
     def element(self) -> int:
@@ -224,6 +225,8 @@ def _loss(size: StepSize, kept: int) -> Iterator[StepMoment]:
     in_fp32 = FP32 * size.head if size.adapters is None else 0
     if not size.on_gpu:
         copies = 3 if config.final_softcap is None else 5  # values, their gradient on its way
+        if size.is_head_cut:
+            copies = int(size.element != FP32) + 2 * (config.final_softcap is not None)
         logits += copies * rows * config.vocab_size * FP32
     if size.is_cast:
         logits += dtype.itemsize * (size.head + rows * config.hidden_size)

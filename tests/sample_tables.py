@@ -215,6 +215,7 @@ def bench_engine() -> dict[str, Any]:
         "drafted_tokens": 412_000,
         "accepted_tokens": 201_000,
         "memory": {"planned_bytes": 120 * 10**9, "used_bytes": 118 * 10**9},
+        "peer": "transformers",
         "peers": [{"name": "static batch 64", "output_tokens_per_s": 2104.2, "speedup": 8.89}],
         "first_token": percentiles(0.8123),
         "per_output_token": percentiles(0.0213),

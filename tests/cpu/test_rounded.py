@@ -164,7 +164,8 @@ def test_the_gradients_of_the_divergence(monkeypatch: pytest.MonkeyPatch) -> Non
             logits = reference.logits(hidden)[counted]
             with torch.no_grad():
                 wanted_logits = teacher.logits(wanted)[counted]
-            own = nn.functional.cross_entropy(logits, batch.targets[counted], reduction="sum")
+            targets = batch.targets[counted].long()
+            own = nn.functional.cross_entropy(logits, targets, reduction="sum")
             sums.append(share * divergence(logits, wanted_logits) + (1 - share) * own)
         loss = torch.stack(sums).sum() / count
         names = dict(reference.named_parameters())

@@ -54,7 +54,7 @@ AREAS: dict[Area, tuple[str, ...]] = {
     "overhead": ("graphs", "overlap"),
     "tensor cores": ("dtype", "tf32"),
     "custom kernels": ("tuned", "tiles"),
-    "quantize": ("scheme", "head", "quantize_all", "copies", "kv.dtype"),
+    "quantize": ("scheme", "blocks", "head", "quantize_all", "copies", "kv.dtype"),
     "batch and memory": (
         "deterministic",
         "kv.page_size",

@@ -57,8 +57,8 @@ MUTANTS = {
     ),
     "labels-shifted-in-the-data": Mutant(
         "kernels/token_windows/cpu.cpp",
-        "targets[i] = from[i + 1];",
-        "targets[i] = from[i];",
+        "targets[i] = static_cast<int32_t>(from[i + 1]);",
+        "targets[i] = static_cast<int32_t>(from[i]);",
         PACKING,
     ),
     "labels-shifted-in-its-definition": Mutant(

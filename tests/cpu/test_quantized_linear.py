@@ -108,13 +108,6 @@ CASES = [  # rows, norm, activation, residual
 ]
 
 
-def assert_within_digits(found: Tensor, expected: Tensor) -> None:
-    """Where inputs in fp32 meet codes as whole numbers (digits.h) they keep 16 bits of a group's
-    largest.
-    """
-    assert (found - expected).norm() / expected.norm() < 2**-14
-
-
 @pytest.mark.parametrize("on_kernels", [False, pytest.param(True, marks=needs_compiler)])
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
 @pytest.mark.parametrize("name", SCHEMES)
@@ -132,9 +125,7 @@ def test_a_layer_is_the_product_with_its_decoded_weight(
         with poisoned_memory():
             found = run(x_TD, *about)
         expected = defined(layer, x_TD, *about)
-        if name == "int8" and dtype == torch.float32 and on_kernels:
-            assert_within_digits(found, expected)
-        elif layer.inputs is None:
+        if layer.inputs is None:
             check(found, expected, dtype, 384, roundings=4 if dtype == BF16 else 1)
         else:  # a last bit of the norm may choose the neighbouring code, seldom
             rounded_before = dtype == BF16 and name == "fp8-block"  # the norm's result is, there
@@ -150,11 +141,7 @@ def test_a_layer_is_the_product_with_its_decoded_weight(
 @pytest.mark.parametrize("shape", [(33, 120), (1, 16), (50, 7)])
 def test_sizes_that_fill_no_vector(name: str, shape: tuple[int, int]) -> None:
     layer, x_TD = layer_of(name, *shape), random(3, 2 * shape[1])[:, ::2]  # strided, too
-    found, expected = on_cpu_kernels(layer)(x_TD), defined(layer, x_TD, None, None, None)
-    if name == "int8":
-        assert_within_digits(found, expected)
-    else:
-        check(found, expected, x_TD.dtype, 120)
+    check(on_cpu_kernels(layer)(x_TD), defined(layer, x_TD, None, None, None), x_TD.dtype, 120)
 
 
 @needs_compiler

@@ -1,7 +1,7 @@
 // Products of few rows with 4-bit groups, int8 or fp8 weights on a CPU: the codes are read once, in
 // order, become fp32 lanes in registers and are multiplied there; x in bf16 meets 4-bit ones, and in
-// bf16 or fp32 8-bit ones, in integers, where the processor can (digits.h). Norm, activation and residual are
-// folded in; where a scheme has 8-bit inputs, x is rounded to its codes first.
+// bf16 or fp32 8-bit ones, in integers, where the processor can (digits.h). Norm, activation and
+// residual are folded in; where a scheme has 8-bit inputs, x is rounded to its codes first.
 //
 // 4-bit codes lie as formats/packing.py says: byte 4i + j of a piece of 32 holds elements 8j + i and
 // 8j + i + 4. x, which is small, is laid out the same way once, so no code has to move.
@@ -267,7 +267,11 @@ static void by_rows(int64_t rows, Run run) {
 }
 
 #ifdef RIDGELINE_DIGITS
-// Rows of x in digits: `size` chunks each, then what their groups add up to, `groups` numbers each.
+// Rows of digits that a row of x in T becomes: bf16 has 8 bits, fp32 24.
+template <class T>
+constexpr int PARTS = std::is_same_v<T, float> ? 2 : 1;
+
+// Rows of digits: `size` chunks each, then what their groups add up to, `groups` numbers each.
 struct DigitRows {
     Digits* chunks;
     float* sums;
@@ -288,7 +292,9 @@ static void prepare_digits(const Linear<T>& of, const InputCodes& codes, int64_t
                            int64_t group, const DigitRows& to) {
     float* floats = room<1>(of.padded());
     prepare_row(of, codes, row, packed, floats);
-    find_digits(floats, of.depth, group, to.chunks + row * to.size, to.sums + row * to.groups);
+    for (int64_t own = row * PARTS<T>; own < (row + 1) * PARTS<T>; ++own) {
+        find_digits(floats, of.depth, group, to.chunks + own * to.size, to.sums + own * to.groups);
+    }
 }
 
 static const uint8_t* bytes_of(const Int4* weight, int64_t output, int64_t depth) {
@@ -355,19 +361,22 @@ static void digit_block(const Linear<T>& of, const Int4* weight, const Scales<S>
 template <int R, class T>
 static void digit_block(const Linear<T>& of, const int8_t* weight, const Scales<float>& scales,
                         const DigitRows& x, int64_t row, int64_t column) {
+    constexpr int ROWS = R * PARTS<T>;  // of digits
+    const int64_t first_row = row * PARTS<T>;
     const int count = lanes_left(of.columns, column);
     auto products = [&](int64_t first, Floats* results) {
-        DigitSums totals[R * LANES] = {};
+        DigitSums totals[ROWS * LANES] = {};
         for (int i = 0; i < count; ++i) {
             const int8_t* codes = weight + (first + i) * of.depth;
-            int8_sums<R>(codes, x.chunks + row * x.size, x.size, of.depth, AHEAD, totals + i);
+            int8_sums<ROWS>(codes, x.chunks + first_row * x.size, x.size, of.depth, AHEAD, totals + i);
         }
         const float* values = scales.values + scales.first(first);
         const Floats scale = scales.output_stride ? load(values, count) : fill(*values);
-        for (int r = 0; r < R; ++r) {
+        for (int r = 0; r < R; ++r) results[r] = Floats{};
+        for (int r = 0; r < ROWS; ++r) {
             float above = 0.0f;
-            for (int64_t g = 0; g < x.groups; ++g) above += x.sums[(row + r) * x.groups + g];
-            results[r] = (added_up(totals + r * LANES) - CODES_ABOVE * above) * scale;
+            for (int64_t g = 0; g < x.groups; ++g) above += x.sums[(first_row + r) * x.groups + g];
+            results[r / PARTS<T>] += (added_up(totals + r * LANES) - CODES_ABOVE * above) * scale;
         }
     };
     Floats own[R], up[R] = {};
@@ -383,19 +392,20 @@ static void multiply_digits(const Linear<T>& of, const InputCodes& codes, const 
     constexpr bool packed = std::is_same_v<W, Int4>;
     const int64_t group = packed ? scales.group : CHUNK;  // of x that has a scale
     const int64_t size = num_chunks(of.depth), groups = (of.depth + group - 1) / group;
+    const int64_t rows = of.rows * PARTS<T>;
     auto digits = [&](float* memory) {
         Digits* chunks = reinterpret_cast<Digits*>(memory);
-        return DigitRows{chunks, reinterpret_cast<float*>(chunks + of.rows * size), size, groups};
+        return DigitRows{chunks, reinterpret_cast<float*>(chunks + rows * size), size, groups};
     };
     auto prepare = [&](int64_t row, float* memory) {
         prepare_digits(of, codes, row, packed, group, digits(memory));
     };
     auto block = [&](float* memory, int64_t column) {
-        by_rows<4>(of.rows, [&](auto count, int64_t row) {
+        by_rows<4 / PARTS<T>>(of.rows, [&](auto count, int64_t row) {
             digit_block<count()>(of, weight, scales, digits(memory), row, column);
         });
     };
-    in_blocks(of, threads, DigitRows::floats(of.rows, size, groups), prepare, block);
+    in_blocks(of, threads, DigitRows::floats(rows, size, groups), prepare, block);
 }
 #endif
 

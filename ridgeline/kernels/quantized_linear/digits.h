@@ -4,9 +4,10 @@
 // 1 to 32 rows, 2026-11-15).
 //
 // x becomes whole numbers of 16 bits, group by group, each two digits of 8: what it loses is 2^-16 of
-// the group's largest number, where bf16 has kept 2^-9 of each. Both digits meet the codes as they
-// lie, the sum of a group is exact, and it is scaled in fp32. What the codes' zero point adds is a
-// sum over x alone, taken off at the end.
+// the group's largest number, where bf16 has kept 2^-9 of each. Of x in fp32 what is lost becomes two
+// more digits, with a scale of their own. Digits meet the codes as they lie, the sum of a group is
+// exact, and it is scaled in fp32. What the codes' zero point adds is a sum over x alone, taken off at
+// the end.
 #pragma once
 
 #include "../host.h"
@@ -34,9 +35,8 @@ struct alignas(64) Digits {
 inline int64_t num_chunks(int64_t depth) { return (depth + CHUNK - 1) / CHUNK; }
 
 // A row that lies as the codes do, as digits; `sums` has what each group adds up to. Behind its end
-// the row has zeros up to a whole vector.
-inline void find_digits(const float* row, int64_t depth, int64_t group, Digits* chunks,
-                        float* sums) {
+// the row has zeros up to a whole vector. What the digits leave of it stands in the row then.
+inline void find_digits(float* row, int64_t depth, int64_t group, Digits* chunks, float* sums) {
     if (depth % CHUNK) std::memset(chunks + depth / CHUNK, 0, sizeof(Digits));
     for (int64_t start = 0; start < depth; start += group) {
         const int64_t end = start + group < depth ? start + group : depth;
@@ -55,6 +55,7 @@ inline void find_digits(const float* row, int64_t depth, int64_t group, Digits* 
         Words total = {};
         for (int64_t i = start; i < end; i += LANES) {
             const Words whole = rounded(load(row + i) * inverse);
+            store(row + i, load(row + i) - converted<Floats>(whole) * scale);
             const Words high = (whole + 128) >> 8;
             const int64_t piece = i / (2 * LANES), half = i / LANES % 2;
             Digits& to = chunks[piece / CHUNK_PIECES];

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -200,7 +201,7 @@ def save_in_small_files(mesh: Mesh, values: Values, run: Path, file_bytes: int) 
     return save_and_go_on(mesh, values, FP32, run)
 
 
-def die(*args: Any, **options: Any) -> None:
+def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -215,8 +216,16 @@ POINTS: dict[str, tuple[Any, str]] = {
 }
 
 
-def save_and_die(mesh: Mesh, values: Values, run: Path, rank: int, point: str, number: int) -> None:
-    """The second checkpoint of two."""
+def save_and_die(
+    mesh: Mesh, values: Values, run: Path, rank: int, point: str, number: int, named: bool = False
+) -> None:
+    """The second checkpoint of two. `named`: not before it has its name."""
+
+    def act(*args: Any, **options: Any) -> None:
+        while named and not checkpoint_path(run, 3).exists():
+            time.sleep(0.01)
+        die()
+
     trainer = begun(mesh, values, FP32)
     with saver_of(run, trainer, exporter(values, {}), keep=2) as saver:
         for number_of_step in range(2):
@@ -224,7 +233,7 @@ def save_and_die(mesh: Mesh, values: Values, run: Path, rank: int, point: str, n
         saver.begin(state_of(trainer, 2))
         saver.wait()
         if mesh.rank == rank:
-            at_call(POINTS[point], number, die)
+            at_call(POINTS[point], number, act)
         step(trainer, 2, mesh)
         saver.begin(state_of(trainer, 3))
         step(trainer, 3, mesh)

@@ -10,7 +10,9 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from typing import IO
 
@@ -28,9 +30,9 @@ def _needs_a_gpu() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
     if find_nvcc() is not None or torch.version.hip is not None:
-        for op in sources():
-            build(op)
-            build(op, ("RIDGELINE_PORTABLE",))
+        forms: list[tuple[str, ...]] = [(), ("RIDGELINE_PORTABLE",)]
+        with ThreadPoolExecutor() as pool:  # nvcc takes a core for each
+            list(pool.map(lambda each: build(*each), product(sources(), forms)))
 
 
 @pytest.fixture(autouse=True)

@@ -157,7 +157,7 @@ def test_a_model_is_loaded_by_its_path(tmp_path: Path) -> None:
     save_model("llama-mha", tmp_path)
     for name, content in Tokenizer.from_gguf(byte_level_metadata("smollm")).files().items():
         (tmp_path / name).write_bytes(content)
-    limits = Limits(max_batch=4, token_budget=32, memory_share=0.01)
+    limits = Limits(max_batch=4, token_budget=32)
     Recipe(dtype="fp32", kv=KV(page_size=32), limits=limits).save(tmp_path)
     engine = ridgeline.Engine(tmp_path, device="cpu", num_pages=40)
     assert engine.recipe.kv.page_size == 32

@@ -9,9 +9,10 @@ What lies in a page is kernels/pages.py's, which pages are whose is the schedule
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,6 +71,12 @@ def _lazy_pages(
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros by calloc, which torch.zeros is not."""
-    raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(raw).view(dtype).view(shape)
+    """Straight from the system: torch.zeros writes them all, and so does calloc where an allocator
+    keeps what was freed (hardware/freed_memory.py).
+    """
+    count = math.prod(shape)
+    raw = mmap.mmap(-1, max(count * dtype.itemsize, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a system that was built without them
+            raw.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(raw, dtype=dtype, count=count).view(shape)

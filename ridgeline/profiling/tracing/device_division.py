@@ -130,7 +130,7 @@ def by_events(result: Division, step_s: float, device_s: float) -> Division:
         over = kernels.busy_s / device_s - 1.0
         note = f"kernels took {over:.0%} longer in the trace than by events; all are scaled"
         kernels = kernels.scaled(device_s, *([note] if over > WORTH_SAYING else []))
-    gaps_s = device_s - kernels.busy_s
+    gaps_s = max(0.0, device_s - kernels.busy_s)  # scaled parts may sum up to a bit more
     return replace(kernels, step_s=step_s, gaps_s=gaps_s, host_s=step_s - device_s)
 
 

@@ -2,7 +2,7 @@
 #
 #   make demo                      the main job on the embedded model
 #   make test                      lint, types and the first tier of tests, on a machine without a GPU
-#   make test WORKERS=3            tests in three processes instead of two
+#   make test WORKERS=2            tests in two processes instead of three
 #   make test-all                  all tests: sweeps, browsers, Ray, soak, every target, limits on time
 #   make demo PYTHON=python3       under a Python that already has torch with CUDA or ROCm, as it is
 #   make smoke                     the minute before a commit
@@ -37,7 +37,7 @@ RUN := PYTHONPATH=$(CURDIR) $(PYTHON)
 PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(RUN) -m pytest -p hypothesispytest \
   -p schemathesis.pytest.plugin
 SOAK := PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m soak
-WORKERS ?= 2
+WORKERS ?= 3
 PARALLEL := -p xdist -n $(WORKERS) --dist loadfile --durations 20 --ignore tests/cpu/test_compile.py tests/cpu
 
 .PHONY: help env demo test test-all checked smoke lint compiled browser soak cpu-peers corpus-speed corpus-memory gpu-test gpu-bench gpu-training gpu-training-large gpu-training-memory gpu-training-waits gpu-training-gate gpu-training-kernels gpu-minhash gpu-compare gpu-climb gpu-cells gpu-modules gpu-traces package learn learn-record docs clean

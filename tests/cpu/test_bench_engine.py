@@ -323,6 +323,7 @@ def test_variants_take_turns(
         assert text in shown
 
 
+@pytest.mark.slow
 def test_each_category_is_compared_by_itself(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "prompts.jsonl"
     kinds = ["talk", "sums", "talk", "sums", "songs"]

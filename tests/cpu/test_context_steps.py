@@ -76,7 +76,7 @@ def test_steps_that_compute_blocks_again() -> None:
     check_steps("context=2", shape(), train=replace(TRAIN, recomputation="blocks"))
 
 
-@pytest.mark.parametrize("perturbed", [0, 3])
+@pytest.mark.parametrize("perturbed", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_document_changes_no_bit_of_another_on_any_rank(perturbed: int) -> None:
     config = describe_hf(TINY, origin="tiny").config
     layout = Layout(context=2)

@@ -44,6 +44,7 @@ def killed(tmp_path: Path, every: int, parts: int) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 def test_a_build_that_was_killed_ends_with_the_same_bytes(tmp_path: Path) -> None:
     assert killed(tmp_path, every=53, parts=14)["states"] > 2
     assert sum(name.startswith("tokens-") for name in corpus_hashes(tmp_path / "whole")) >= 3

@@ -79,7 +79,13 @@ def test_steps_that_compute_blocks_again(changes: dict[str, Any]) -> None:
     check_steps("shard=2,expert=2", shape(**changes), micro=2, train=train)
 
 
-@pytest.mark.parametrize("layout", ["shard=2,expert=2", "shard=2,expert=2,capacity=2"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "shard=2,expert=2",
+        pytest.param("shard=2,expert=2,capacity=2", marks=pytest.mark.slow),
+    ],
+)
 def test_experts_that_no_token_reached_have_zeros(layout: str) -> None:
     """On the second rank they are all, and nobody waits for it in vain."""
     config = describe_hf(TINY | MIXTRAL, origin="tiny").config

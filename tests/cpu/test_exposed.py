@@ -102,7 +102,11 @@ def test_a_late_rank_is_waited_for_by_the_others() -> None:
     ("layout", "expected"),
     [
         ("pipeline=2", {("receive", "pipeline"), ("send", "pipeline")}),
-        ("context=2", {("all-to-all", "context"), ("all-reduce", "context")}),
+        pytest.param(
+            "context=2",
+            {("all-to-all", "context"), ("all-reduce", "context")},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_every_axis_tells_what_it_waits_for(layout: str, expected: set[tuple[str, str]]) -> None:

@@ -77,6 +77,7 @@ def compare(words: str, passes: int, shape: dict[str, Any], most: float = 1.04) 
         assert 0.88 * planned < taken < most * planned, (rank, taken / planned, items)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["context=2"])
 def test_what_ranks_allocate_is_planned(words: str) -> None:
     compare(words, 2, SHAPE)

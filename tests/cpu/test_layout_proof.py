@@ -24,12 +24,21 @@ def test_a_right_layout_passes() -> None:
 @pytest.mark.parametrize(
     ("layout", "mutant", "words"),
     [
-        ("replicate=2", "no data sum", "sequences alone: the sum over replicate is missing"),
         ("shard=2", "mean", "averaged, not summed over shard"),
-        ("tensor=2", "no tensor sum", "norm.weight"),
         ("tensor=2", "norms counted twice", "the gradient norm of step 1"),
-        ("pipeline=2", "tied twice", "embed.weight on rank 0 is 2 times what it must be"),
-        ("shard=2", "norm over one mesh", "the gradient norm of step 1"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                (
+                    "replicate=2",
+                    "no data sum",
+                    "sequences alone: the sum over replicate is missing",
+                ),
+                ("tensor=2", "no tensor sum", "norm.weight"),
+                ("pipeline=2", "tied twice", "embed.weight on rank 0 is 2 times what it must be"),
+                ("shard=2", "norm over one mesh", "the gradient norm of step 1"),
+            )
+        ),
     ],
 )
 def test_a_wrong_one_is_told(layout: str, mutant: str, words: str) -> None:

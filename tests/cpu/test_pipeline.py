@@ -48,8 +48,14 @@ def config_of(num_layers: int, **changes: Any) -> ModelConfig:
     ("layout", "changes"),
     [
         ("pipeline=2", {"num_hidden_layers": 3}),
-        ("pipeline=2,schedule=zero-bubble,stages=2", {"num_hidden_layers": 4} | UNTIED),
-        ("pipeline=2,schedule=interleaved,stages=2,shard=2", {"num_hidden_layers": 4}),
+        pytest.param(
+            "pipeline=2,schedule=zero-bubble,stages=2",
+            {"num_hidden_layers": 4} | UNTIED,
+            marks=slow,
+        ),
+        pytest.param(
+            "pipeline=2,schedule=interleaved,stages=2,shard=2", {"num_hidden_layers": 4}, marks=slow
+        ),
     ],
 )
 def test_steps(layout: str, changes: dict[str, Any]) -> None:

@@ -97,6 +97,7 @@ def check(layout: str, config: TrainConfig) -> None:
                 assert torch.equal(weights[name] == 0, weight == 0), name
 
 
+@pytest.mark.slow
 def test_rounded_and_taught() -> None:
     check("shard=2", replace(ONE, qat=ROUNDED, distill=TAUGHT))
 

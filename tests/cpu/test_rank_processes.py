@@ -99,7 +99,7 @@ ALL_OF_IT = {
 @pytest.mark.parametrize(
     "what",
     [
-        "codes, drafts and a CPU's kernels",
+        pytest.param("codes, drafts and a CPU's kernels", marks=pytest.mark.slow),
         "two stages",
         pytest.param("deterministic", marks=pytest.mark.slow),
         pytest.param("two stages of two", marks=pytest.mark.slow),

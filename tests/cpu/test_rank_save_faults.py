@@ -90,6 +90,7 @@ def check_last(run: Path, steps: int) -> None:
     assert len(list((run / "checkpoints").iterdir())) == steps - 1
 
 
+@pytest.mark.slow
 def test_all_ranks_hear_of_it_after_the_same_step(tmp_path: Path) -> None:
     told = run_ranks(SHARD, finish_alike, TINY, tmp_path)
     assert told[0] == told[1]

@@ -169,6 +169,7 @@ def made(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     return checkpoint_path(run, 2), told[0]
 
 
+@pytest.mark.slow
 def test_other_libraries_and_commands_load_it(
     made: tuple[Path, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -107,6 +107,7 @@ def test_a_study_leaves_an_answer(study: tuple[Path, dict[str, Any]], capsys: Ca
     assert run["held_out_loss"] == pytest.approx(best["losses"][-1], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_killed_search_goes_on_to_the_same_study(
     study: tuple[Path, dict[str, Any]], tokenizer: Path, text: Path, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -2,7 +2,7 @@
 #
 #   make demo                      the main job on the embedded model
 #   make test                      lint, types and the first tier of tests, on a machine without a GPU
-#   make test WORKERS=2            tests in two processes instead of three
+#   make test WORKERS=4            tests in four processes instead of two
 #   make test-all                  all tests: sweeps, browsers, Ray, soak, every target, limits on time
 #   make demo PYTHON=python3       under a Python that already has torch with CUDA or ROCm, as it is
 #   make smoke                     the minute before a commit
@@ -37,10 +37,10 @@ RUN := PYTHONPATH=$(CURDIR) $(PYTHON)
 PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(RUN) -m pytest -p hypothesispytest \
   -p schemathesis.pytest.plugin
 SOAK := PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(PYTHON) -m soak
-WORKERS ?= 3
+WORKERS ?= 2
 PARALLEL := -p xdist -n $(WORKERS) --dist loadfile --durations 20 --ignore tests/cpu/test_compile.py tests/cpu
 
-.PHONY: help env demo test test-all checked smoke lint compiled browser soak cpu-peers corpus-speed corpus-memory gpu-test gpu-bench gpu-training gpu-training-large gpu-training-memory gpu-training-waits gpu-training-gate gpu-training-kernels gpu-minhash gpu-compare gpu-climb gpu-cells gpu-modules gpu-traces package learn learn-record docs clean
+.PHONY: help env demo test test-all checked smoke lint compiled built browser soak cpu-peers corpus-speed corpus-memory gpu-test gpu-bench gpu-training gpu-training-large gpu-training-memory gpu-training-waits gpu-training-gate gpu-training-kernels gpu-minhash gpu-compare gpu-climb gpu-cells gpu-modules gpu-traces package learn learn-record docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -74,10 +74,14 @@ test-all: browser checked
 	$(SOAK) demo --seconds 600 --clients 64
 
 checked: $(NEEDS)
-	$(MAKE) --no-print-directory -j2 lint compiled TIER='$(TIER)'
+	$(MAKE) --no-print-directory -j2 lint compiled built TIER='$(TIER)'
 
 compiled: $(NEEDS)
 	$(PYTEST) $(TIER) tests/cpu/test_compile.py
+
+# The CPU kernels of this machine, on the core that lint leaves free: or the first tests wait for them.
+built: $(NEEDS)
+	$(RUN) -c 'from ridgeline.kernels.host_library import prepare; prepare()'
 
 # The page's tests need a browser, and say so where there is none. Installing one needs root: it is
 # done here only where that is given already, as in a container on Debian or Ubuntu.

@@ -194,7 +194,7 @@ def _placed(
         config.batch_tokens,
         used.shares(used.flops(steps.batches), step_s),
         tuple(next_settings(measured)),
-        tuple(_gap(division, least)),
+        tuple(gap_parts(division.parts, step_s, least)),
         work,
         document,
     )
@@ -257,16 +257,20 @@ def _least(work: Any, hardware: Hardware) -> dict[str, float] | None:
     return result
 
 
-def _gap(division: TrainingDivision, least: Mapping[str, float] | None) -> list[GapPart]:
-    """Why the step is not at its limit, the largest part first."""
+def gap_parts(
+    seconds: Mapping[str, float], step_s: float, least: Mapping[str, float] | None
+) -> list[GapPart]:
+    """Why the step is not at its limit, the largest part first. A part that is faster than its
+    ceiling makes up for no other's loss.
+    """
     if least is None:
         return []
     parts = []
-    for name, seconds in division.parts.items():
-        allowed = min(seconds, least.get(name, 0.0))
-        share = (seconds - allowed) / division.step_s
+    for name, taken in seconds.items():
+        allowed = min(taken, least.get(name, 0.0))
+        share = (taken - allowed) / step_s
         if share > 0:
-            parts.append(GapPart(PHASE, name, seconds, allowed, share))
+            parts.append(GapPart(PHASE, name, taken, allowed, share))
     return sorted(parts, key=lambda part: -part.share)
 
 

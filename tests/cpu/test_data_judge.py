@@ -76,6 +76,7 @@ def test_noise_is_worth_filtering(folder: Path, capsys: pytest.CaptureFixture[st
     json.dumps(document, allow_nan=False)
 
 
+@pytest.mark.slow
 def test_a_filter_that_adds_noise_is_dropped(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from math import prod
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +55,7 @@ def dealt(config, layout: Layout, file_bytes: int = 1 << 30) -> list[DealtTensor
 
 
 @given(LAYOUTS, st.sampled_from([DENSE, MOE]))
+@pytest.mark.slow
 def test_every_element_arrives_from_a_rank_that_has_it(layout: Layout, config) -> None:  # type: ignore[no-untyped-def]
     holdings, shapes = Holdings(config, layout), whole_shapes(config)
     tensors = dealt(config, layout)

@@ -52,7 +52,8 @@ SMALLER = {
     'engine.add("Why?", ': 'engine.add("Why?", Sampling(max_tokens=4), ',
     '"Why is the sky blue?"}])[0])': '"Why?"}], Sampling(max_tokens=4))[0])',
 }
-LASTING = {"docs/engine.md", "docs/modules.md", "docs/profile.md"}  # for the second tier
+# For the second tier.
+LASTING = {"README.md", "docs/engine.md", "docs/modules.md", "docs/profile.md"}
 PLACEHOLDERS = {"NAME", "DIR", "MODEL", "FILE"}
 
 named = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

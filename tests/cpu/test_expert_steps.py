@@ -47,6 +47,7 @@ def test_steps_of_mixtral() -> None:
     check_steps("shard=2,expert=2", shape(**MIXTRAL))
 
 
+@pytest.mark.slow
 def test_steps_with_room_for_all() -> None:
     check_steps("replicate=2,expert=2,capacity=4", shape(**QWEN), micro=2)
 
@@ -97,6 +98,7 @@ def test_experts_that_no_token_reached_have_zeros(layout: str) -> None:
             torch.testing.assert_close(gradients[name], gradient, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_without_room_are_counted() -> None:
     """Two of four experts are chosen by all, with room for half of their rows."""
     config = describe_hf(TINY | MIXTRAL, origin="tiny").config

@@ -78,6 +78,7 @@ def by_kind(rank: list[TimedCollective]) -> dict[tuple[str, str], TimedCollectiv
     return {(each.kind, each.over): each for each in rank}
 
 
+@pytest.mark.slow
 def test_a_late_rank_is_waited_for_by_the_others() -> None:
     config = tiny()
     first, second = run_ranks(Layout(tensor=2), waits, config, 0)

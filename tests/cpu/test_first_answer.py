@@ -128,6 +128,7 @@ class StandIn:
         self.asked.append("ended")
 
 
+@pytest.mark.slow
 def test_compiling_ends_before_anything_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -220,7 +220,7 @@ def bench(tmp_path: Path) -> Iterator[Processes]:
         yield found
 
 
-@pytest.mark.sweep(keep=1)
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_later")
 def test_a_rung_whose_process_is_killed_is_recorded_and_the_climb_goes_on(
     bench: Processes,

@@ -70,6 +70,7 @@ def test_weights_are_gathered_twice_and_gradients_shared_out_once() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_more_ranks_than_experts_share_them_all() -> None:
     """A later dim is cut: no rank holds a whole expert, and none holds nothing."""
     model = tiny(
@@ -118,6 +119,7 @@ def test_matrices_cut_over_ranks_sum_the_stream(sequence: str) -> None:
         )
 
 
+@pytest.mark.slow
 def test_every_rank_of_a_layout_has_its_share() -> None:
     model = tiny(num_attention_heads=4, num_key_value_heads=2, hidden_size=64)
     shares = [step_of(model, "replicate=2,shard=2,tensor=2", rank=rank) for rank in range(8)]
@@ -149,7 +151,7 @@ def recorded(mesh: Mesh, model: ModelConfig, train: TrainConfig) -> tuple[Collec
 @pytest.mark.parametrize(
     "words",
     [
-        "pipeline=2",
+        pytest.param("pipeline=2", marks=pytest.mark.slow),
         pytest.param("pipeline=2,shard=2", marks=pytest.mark.slow),
         pytest.param("pipeline=2,schedule=interleaved,stages=2,tensor=2", marks=pytest.mark.slow),
         pytest.param("pipeline=2,context=2", marks=pytest.mark.slow),

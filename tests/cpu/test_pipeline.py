@@ -197,6 +197,7 @@ def test_activations_are_bounded_by_the_schedule() -> None:
     assert kept["1f1b"][0][0] == few[0] // 2  # two of four
 
 
+@pytest.mark.slow
 def test_a_number_of_micro_batches_that_does_not_fit_is_refused() -> None:
     with pytest.raises(AssertionError, match=r"UsageError: pipeline=2 .* and a step has 1; try 2"):
         run_ranks(Layout(pipeline=2), steps, config_of(2), TRAIN, 1, 4)

@@ -74,6 +74,7 @@ def test_two_processes_are_profiled(
     assert "profile-tiny-fp32-engine-tensor-2" in found["record"]
 
 
+@pytest.mark.slow
 def test_people_see_what_ranks_say(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["profile", "--shape", "tiny", "--device", "cpu", "--context", "40", "--steps", "3"]
     assert main([*command, "--tensor-parallel", "2"]) == 0

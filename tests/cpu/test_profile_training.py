@@ -28,6 +28,7 @@ from ridgeline.profiling.predicting.training_work import planned_step, training_
 from ridgeline.profiling.tracing.trace import STEP
 from ridgeline.profiling.tracing.training_division import divide_training
 from ridgeline.profiling.tracing.training_trace import OPTIMIZER, TRAINING_TIMES, StepOwners
+from ridgeline.profiling.training_profile import gap_parts
 from ridgeline.training.config import BatchOptions, DataOptions, TrainConfig
 
 RATES = {"read_bandwidth": 2e11, "matrix_fp32": 4e11, "matrix_bf16": 4e11}
@@ -79,8 +80,13 @@ def test_parts_add_up_beside_what_was_predicted(tmp_path: Path, capsys: Capture)
     assert step["tokens_per_s"] == pytest.approx(2 * 32 / step["step_s"])
     assert 0 < step["share_of_limit"] < 1
     assert 0 < step["mfu_measured"] < 1
-    assert sum(part["share"] for part in document["gap"]) == pytest.approx(
-        1 - step["share_of_limit"]
+    for part in document["gap"]:
+        lost = part["step_s"] - part["least_s"]
+        assert 0 < part["share"] == pytest.approx(lost / step["step_s"])
+    gap = sum(part["share"] for part in document["gap"])
+    is_faster = any((row["share_of_ceiling"] or 0) > 1 for row in step["rows"])
+    assert gap == pytest.approx(1 - step["share_of_limit"]) or (
+        gap > 1 - step["share_of_limit"] and is_faster  # than a ceiling measured in company
     )
     html = page.read_text()
     for words in ("Training", "mlp.gate_up backward", "predicted", "Under the roofline",
@@ -92,6 +98,15 @@ def test_parts_add_up_beside_what_was_predicted(tmp_path: Path, capsys: Capture)
     record = json.loads(Path(document["record"]).read_text())
     assert record["values"]["training_step"]["value"] == step["step_s"]
     assert record["values"]["predicted_step"]["value"] == step["predicted_s"]
+
+
+def test_the_gap_and_the_limit_are_the_step() -> None:
+    seconds = {"products": 4.0, "attention": 1.0, "host": 5.0}
+    parts = gap_parts(seconds, 10.0, {"products": 1.0, "attention": 1.0})
+    assert [(part.name, part.share) for part in parts] == [("host", 0.5), ("products", 0.3)]
+    assert sum(part.share for part in parts) == pytest.approx(1 - 2 / 10)
+    assert gap_parts(seconds, 10.0, {"products": 1.0, "attention": 3.0}) == parts
+    assert gap_parts(seconds, 10.0, None) == []
 
 
 LEVELS = {

@@ -93,14 +93,8 @@ def same(one: Learned, other: Learned) -> bool:
     )
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        "shard=2",
-        pytest.param("replicate=2", marks=pytest.mark.slow),
-        pytest.param("replicate=2,shard=2", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["shard=2", "replicate=2", "replicate=2,shard=2"])
 def test_steps_are_those_of_one_device(layout: str, model: Path) -> None:
     ranks = Layout.parse(layout)
     expected = learn(alone(), model)

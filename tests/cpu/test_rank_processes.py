@@ -100,7 +100,7 @@ ALL_OF_IT = {
     "what",
     [
         pytest.param("codes, drafts and a CPU's kernels", marks=pytest.mark.slow),
-        "two stages",
+        pytest.param("two stages", marks=pytest.mark.slow),
         pytest.param("deterministic", marks=pytest.mark.slow),
         pytest.param("two stages of two", marks=pytest.mark.slow),
     ],

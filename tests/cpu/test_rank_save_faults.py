@@ -27,7 +27,8 @@ from ridgeline.training.saving.checkpoint import (
 SHARD = Layout(shard=2)
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_full_disk_of_one_rank_is_an_error_of_all(rank: int, tmp_path: Path) -> None:
     """The system itself refuses to write more into a file. The run goes on, and saves later."""
     told = run_ranks(SHARD, save_on_full_disk, TINY, tmp_path, rank, 9_000)

@@ -68,6 +68,7 @@ def test_what_each_finds_is_said_once(started: Started) -> None:
     assert (code, err) == (UsageError.exit_code, "ridgeline: error: x is 1; give 2\n")
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_named_with_what_the_others_wait_for(
     started: Started, tmp_path: Path
 ) -> None:

@@ -81,6 +81,7 @@ def num_compiling(server: LiveServer) -> int:
     return sum(len(children_of(child)) for child in children_of(server.engine_pid)) - NUM_IDLE
 
 
+@pytest.mark.slow
 def test_a_small_schema_waits_for_none_of_ten_slow_ones(server: LiveServer) -> None:
     """Of the same key; and when their clients leave, nothing more is done for them."""
     draw = random.Random(3)

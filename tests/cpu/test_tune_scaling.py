@@ -66,6 +66,7 @@ def test_the_best_split_is_the_lowest() -> None:
         assert CHINCHILLA.loss(*best) < other
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth() -> None:
     """95% each: of three constants over five sets of runs 12 of 15 at least."""
     inside = 0

@@ -135,6 +135,7 @@ def test_a_sweep_carries_a_rate_on(swept: tuple[Path, dict[str, Any]]) -> None:
     assert f"{document['target']['rate']['value']:.2g}" in page
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_behind_its_last_run(
     sweep: list[str], swept: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: Capture
 ) -> None:

@@ -82,7 +82,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.sweep(keep=1)
+@pytest.mark.slow
 def test_stopped_in_the_middle_it_goes_on(
     folder: Path, text: Path, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -124,7 +124,7 @@ class Record:
 
     def save(self, folder: str | Path) -> Path:
         """Write `<name>-<device>-<date>.json` into `folder`; with a number if it exists."""
-        stem = "-".join(map(_slug, (self.name, self.hardware["name"]))) + f"-{self.created[:10]}"
+        stem = "-".join(map(slug, (self.name, self.hardware["name"]))) + f"-{self.created[:10]}"
         path = Path(folder) / f"{stem}.json"
         count = 1
         while path.exists():
@@ -169,5 +169,5 @@ def versions_of(hardware: Hardware) -> dict[str, str]:
     }
 
 
-def _slug(text: str) -> str:
+def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-") or "unknown"

@@ -30,6 +30,7 @@ from ridgeline.kernels import host_library
 from ridgeline.models.checkpoint import open_checkpoint, resolve_model
 from ridgeline.models.families import describe
 from ridgeline.quantization import load_model, save_model
+from ridgeline.records import slug
 from ridgeline.training.config import OptimizerOptions, TrainConfig, with_auto
 from ridgeline.training.stepping.step import Trainer
 
@@ -157,7 +158,7 @@ def main() -> int:
     text = json.dumps(result, indent=2)
     print(text)
     if options.save:
-        device = "-".join(str(result["device"]).lower().split())
+        device = slug(str(result["device"]))
         (options.save / f"training-demo-cpu-{device}-{result['date']}.json").write_text(text + "\n")
     return 0
 

@@ -183,6 +183,11 @@ def join_mesh(
     pulse = pulse or Pulse()
     assert layout.size == size, "check_world comes first"
     backend = backend or ("gloo" if device.type == "cpu" else "nccl")
+    if backend == "nccl" and not dist.is_nccl_available():
+        raise HardwareError(
+            "this build of torch has no NCCL (RCCL on AMD), through which ranks on GPUs send; "
+            "install torch for CUDA or ROCm, or give --device cpu"
+        )
     try:
         dist.init_process_group(
             backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=STEP_S)

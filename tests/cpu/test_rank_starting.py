@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,13 +19,19 @@ from typing import Any
 
 import pytest
 import rank_program
+import torch
 from clock import within
 from command_line import make_folder, refused
 from test_rank_processes import PACKAGE, is_running
+from torch import distributed as dist
 from train_runs import Capture, make_text, same_bytes, trained, words
 
 from ridgeline.cli import main
 from ridgeline.errors import HardwareError, NumericsError, UsageError
+from ridgeline.parallel.layout import Layout
+from ridgeline.parallel.mesh import join_mesh
+from ridgeline.parallel.starting.meeting import meet
+from ridgeline.parallel.starting.place import RankNumbers
 from ridgeline.training.watching.metrics import read_metrics
 
 PROGRAM = str(Path(rank_program.__file__))
@@ -338,6 +345,31 @@ def test_nonsense_in_the_environment(
     monkeypatch.setenv("RANK", "0")
     refused(capsys, UsageError, "--restarts --max-restarts 2", *argv, "--restarts", "2")
     refused(capsys, UsageError, "--devices is 4 torchrun 1 ranks", *argv, "--devices", "4")
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
+        with pytest.raises(HardwareError, match=r"port is in use .* --master-port") as raised:
+            meet(RankNumbers(0, 2, 0, 2), place)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_gpu_for_each_rank(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    argv = words(tmp_path, tmp_path / "x.txt", tmp_path / "run", "--device", "cuda")
+    says = "2 ranks need a GPU each there are 1 --devices 1"
+    refused(capsys, HardwareError, says, *argv, "--devices", "2")
+
+
+@pytest.mark.skipif(dist.is_nccl_available(), reason="this torch has NCCL")
+def test_a_torch_without_nccl_is_named() -> None:
+    device = torch.device("cuda", 0)
+    with pytest.raises(HardwareError, match=r"has no NCCL .* --device cpu"):
+        join_mesh(Layout(replicate=2), dist.HashStore(), 0, 2, device)
 
 
 def test_a_single_device_is_trained_here(model: Path, tmp_path: Path, capsys: Capture) -> None:

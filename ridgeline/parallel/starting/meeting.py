@@ -48,8 +48,9 @@ def meet(numbers: RankNumbers, environment: Mapping[str, str] = os.environ) -> A
         if environment.get(IS_THERE) == "True":
             store = dist.TCPStore(address, int(port), is_master=False, timeout=patience)
         else:
-            url = f"env://?rank={numbers.rank}&world_size={numbers.size}"
-            store, _, _ = next(dist.rendezvous(url, timeout=patience))
+            store = dist.TCPStore(
+                address, int(port), numbers.size, numbers.rank == 0, patience, multi_tenant=True
+            )
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         if "EADDRINUSE" in str(error):

@@ -7,6 +7,7 @@ not current.
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 from collections.abc import Iterable
@@ -38,7 +39,7 @@ def files() -> dict[str, str]:
         made[f"learn/{lesson.slug}.svg"] = picture.svg()
         made[f"learn/{lesson.slug}.md"] = page(lesson, picture.words)
         made[f"learn/{lesson.slug}.ipynb"] = (
-            json.dumps(notebook(lesson), indent=1, ensure_ascii=False) + "\n"
+            json.dumps(notebook(lesson, picture), indent=1, ensure_ascii=False) + "\n"
         )
     return made
 
@@ -178,11 +179,13 @@ Where to go from here: [how-tos](../how-to/index.md) from a symptom to a command
 """
 
 
-def notebook(lesson: Lesson) -> dict[str, Any]:
-    """Of nbformat 4.5. The picture is a link; the exercise's cases stand at the end."""
+def notebook(lesson: Lesson, picture: LessonPicture) -> dict[str, Any]:
+    """Of nbformat 4.5. The picture is in it, so that the file opens without its folder; the
+    exercise's cases stand at the end.
+    """
     cells = [notebook_cell("code", NEEDS.rstrip("\n"), "needs")]
     for at, cell in enumerate(lesson.cells):
-        if (text := notebook_text(lesson, cell)) is not None:
+        if (text := notebook_text(lesson, cell, picture)) is not None:
             kind = "markdown" if cell.kind in ("markdown", "picture") else "code"
             cells.append(notebook_cell(kind, text, f"cell-{at}"))
     trying = CHECKING.format(function=lesson.function)
@@ -202,9 +205,10 @@ from ridgeline.learn.trials import first_failure
 first_failure(trials({function}))  # (cases that pass, the first that fails)"""
 
 
-def notebook_text(lesson: Lesson, cell: LessonCell) -> str | None:
+def notebook_text(lesson: Lesson, cell: LessonCell, picture: LessonPicture) -> str | None:
     if cell.kind == "picture":
-        return f"![]({lesson.slug}.svg)"
+        data = base64.b64encode(picture.svg().encode()).decode()
+        return f"![{picture.words}](data:image/svg+xml;base64,{data})"
     if cell.kind == "exercise":
         return lesson.starter
     if cell.kind == "code":

@@ -99,7 +99,9 @@ def test_a_lesson_runs(lesson: Lesson) -> None:
 def test_a_notebook_runs(lesson: Lesson, tmp_path: Path) -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
-    notebook = nbformat.reads(json.dumps(pages.notebook(lesson)), as_version=4)
+    written = json.dumps(pages.notebook(lesson, pages.drawn(lesson)))
+    assert ".svg)" not in written  # nothing of its folder is needed
+    notebook = nbformat.reads(written, as_version=4)
     nbformat.validate(notebook)
     nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute(cwd=tmp_path)
     tried = notebook.cells[-1].outputs[0]["data"]["text/plain"]

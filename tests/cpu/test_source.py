@@ -158,9 +158,7 @@ def test_a_python_without_pip_is_told_so(pip: FakePip, monkeypatch: pytest.Monke
 def test_setuptools_is_there_behind_a_fetch() -> None:
     """Python's own way to look for pip takes it away before 3.12, and `torch.compile` with it."""
     code = (
-        "from ridgeline.models.checkpoint.demo import has_pip\n"
-        "assert has_pip()\n"
-        "import setuptools"
+        "from ridgeline.models.checkpoint.demo import has_pip\nassert has_pip()\nimport setuptools"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

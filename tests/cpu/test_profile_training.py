@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ridgeline.cli.training import profile as profile_training
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Ceiling, Hardware, detect
 from ridgeline.models.shapes import describe_shape
+from ridgeline.profiling import training_profile
 from ridgeline.profiling.document import TRAINING_PARTS
 from ridgeline.profiling.predicting.training_next import TrainingSituation, next_settings
 from ridgeline.profiling.predicting.training_work import planned_step, training_work
@@ -49,8 +51,11 @@ def with_rates(hardware: Hardware, only: Any = None, progress: Any = None) -> Ha
 
 @pytest.fixture(autouse=True)
 def known_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ceilings are not measured in these tests, and are above what this machine does."""
+    """Ceilings are not measured in these tests, and are above what this machine does; nor are those
+    used that another test has left in the cache.
+    """
     monkeypatch.setattr(profile_training, "measure", with_rates)
+    monkeypatch.setattr(profile_training, "load_cached", lambda hardware: hardware)
 
 
 def profiled(capsys: Capture, *argv: str) -> dict[str, Any]:
@@ -80,13 +85,8 @@ def test_parts_add_up_beside_what_was_predicted(tmp_path: Path, capsys: Capture)
     assert step["tokens_per_s"] == pytest.approx(2 * 32 / step["step_s"])
     assert 0 < step["share_of_limit"] < 1
     assert 0 < step["mfu_measured"] < 1
-    for part in document["gap"]:
-        lost = part["step_s"] - part["least_s"]
-        assert 0 < part["share"] == pytest.approx(lost / step["step_s"])
-    gap = sum(part["share"] for part in document["gap"])
-    is_faster = any((row["share_of_ceiling"] or 0) > 1 for row in step["rows"])
-    assert gap == pytest.approx(1 - step["share_of_limit"]) or (
-        gap > 1 - step["share_of_limit"] and is_faster  # than a ceiling measured in company
+    assert sum(part["share"] for part in document["gap"]) == pytest.approx(
+        1 - step["share_of_limit"]
     )
     html = page.read_text()
     for words in ("Training", "mlp.gate_up backward", "predicted", "Under the roofline",
@@ -122,7 +122,12 @@ LEVELS = {
 
 @pytest.mark.sweep(keep=2)
 @pytest.mark.parametrize("level", LEVELS)
-def test_every_op_is_known_and_what_is_computed_again_is_told(level: str, capsys: Capture) -> None:
+def test_every_op_is_known_and_what_is_computed_again_is_told(
+    level: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whatever pays at all: of a step of `tiny` it is 2%, more or less with the machine's load.
+    paying = partial(next_settings, least=1.0)
+    monkeypatch.setattr(training_profile, "next_settings", paying)
     document = profiled(capsys, *TINY, "--precision", "fp32", "--recomputation", level)
     rows = rows_of(document)
     again = {name for name in rows if name.endswith(" again") and rows[name]["part"] == "products"}
@@ -140,9 +145,9 @@ def test_every_op_is_known_and_what_is_computed_again_is_told(level: str, capsys
     flops = sum(op.flops for op in training_work(step) if op.part == "products")
     assert sum(row["flops"] for row in products) == pytest.approx(flops)
     assert all(row["predicted_s"] > 0 for row in rows.values())
-    flags = {each["flags"] for each in document["next"]}
+    flags = [each["flags"] for each in document["next"]]
     less = {"attention": "--recomputation elementwise", "blocks": "--recomputation attention"}
-    assert {each for each in flags if "recomputation" in each} <= {less.get(level)}
+    assert level not in less or less[level] in flags
 
 
 def test_other_ways_of_training(tmp_path: Path, capsys: Capture) -> None:

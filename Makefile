@@ -11,7 +11,7 @@
 #   make learn-record              runs the whole course and records our figures, under the Python that is active
 #   make docs                      the site, into build/site: docs, course, API reference, measured tables
 #   make package                   wheel and sdist, checked; the demo from the wheel, in a new environment
-#   make soak                      64 clients on a server, three quiet minutes and ten hostile ones
+#   make soak                      64 clients on a server, ten hostile minutes between three quiet ones and three
 #   make cpu-peers                 demo on a CPU beside llama.cpp (pip install llama-cpp-python), three quiet minutes
 #   make corpus-speed TEXT=folder  the data chain, its kernels and its peers on real text, two quiet cores
 #   make gpu-test, gpu-bench, gpu-training, gpu-training-large, gpu-training-memory, gpu-training-waits, gpu-training-gate, gpu-training-kernels, gpu-minhash, gpu-compare, gpu-climb, gpu-cells, gpu-modules, gpu-traces  on a machine with a GPU, under the Python that is active there

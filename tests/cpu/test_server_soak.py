@@ -21,10 +21,10 @@ from soak.traffic import GOOD_KEY, SentRequest
 def test_a_soak_of_seconds(tmp_path: Path) -> None:
     make_folder(tmp_path, TEMPLATE, max_position_embeddings=2048)
     flags = ("--page-size", "16", *memory_flags(300 << 20))
-    with ServerProcess(str(tmp_path), *FLAGS, *flags, key=GOOD_KEY) as server:
-        result = soak(
-            server, seconds=8.0, quiet_seconds=4.0, num_clients=24, pause_s=0.2, kill_every_s=4.0
-        )
+    result = soak(
+        lambda log: ServerProcess(str(tmp_path), *FLAGS, *flags, log=log, key=GOOD_KEY),
+        seconds=8.0, quiet_seconds=4.0, num_clients=24, pause_s=0.2, kill_every_s=4.0,
+    )  # fmt: skip
     assert [request.problem for request in result.loud if request.problem] == []
     kinds = {request.kind.partition(":")[0] for request in result.loud}
     assert {"well-behaved", "aborted", "gone", "hostile"} <= kinds
@@ -45,6 +45,7 @@ def result_of(**changes: object) -> SoakResult:
     memory.samples = [MemorySample(float(second), 1000, 2000) for second in range(200)]
     values = {
         "quiet": [sent(-1.0, 0.5)] * 150,
+        "quiet_after": [sent(200.0, 0.3)] * 150,
         "loud": [sent(float(second), 0.9) for second in range(60, 200)] + [sent(39.0, 3.5)],
         "outages": [Outage(40.0, 43.0)],
         "memory": memory,
@@ -75,6 +76,8 @@ def test_a_run_that_kept_all_promises() -> None:
         ({"loud": [sent(float(second), 1.1) for second in range(60, 200)]}, "not alive during"),
         ({"outages": [Outage(40.0, 42.0)]}, "alive during a kill"),
         ({"quiet": [sent(-1.0, 0.5)] * 50}, "a p99 is taken of"),
+        ({"quiet_after": [sent(200.0, 0.3)] * 50}, "a p99 is taken of"),
+        ({"quiet_after": [sent(200.0, 0.3, problem="none")] * 150}, "without an answer"),
         ({"restarts": 2.0}, "engine restarts"),
         ({"left_behind": {"pages": 3.0}}, "left behind"),
         ({"changed": ["The sky is"]}, "answers that changed"),
@@ -93,6 +96,14 @@ def test_refusals_count_where_nothing_was_killed() -> None:
     (name,) = failed(result_of(loud=[*good, refused]))
     assert "refused without a kill" in name
     assert failed(result_of(loud=[*good, refused._replace(begun=41.0, ended=41.1)])) == []
+
+
+def test_a_machine_that_became_slower_is_not_the_servers_fault() -> None:
+    """The slower of the two quiet runs is what a request may take twice as long as."""
+    slower = result_of(quiet=[sent(-1.0, 0.3)] * 150, quiet_after=[sent(200.0, 0.5)] * 150)
+    assert failed(slower) == []
+    (name,) = failed(result_of(quiet=[sent(-1.0, 0.3)] * 150))
+    assert "not alive during a kill" in name
 
 
 @pytest.mark.parametrize("who", ["server", "engine"])

@@ -1,5 +1,6 @@
 """Minutes of many clients on one server, some rude and some hostile, while its engine is killed
-again and again. A quiet run comes first: the same clients, all well-behaved.
+again and again. A quiet run comes first, the same clients, all well-behaved; and another behind it,
+on a server that nobody has harmed, because the machine may have become slower meanwhile.
 
     PYTHONPATH=$PWD:$PWD/tests python -m soak demo --seconds 600 --clients 64
 
@@ -13,6 +14,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from soak.checks import SoakResult, checked, counts, growths, p99, table
@@ -21,7 +23,7 @@ from soak.killing import Killer
 from soak.memory import MemoryWatch, num_compiling
 from soak.raw_http import exchange, post
 from soak.server_process import ServerProcess, memory_flags
-from soak.traffic import GOOD_KEY, KEYS, Traffic, authorized
+from soak.traffic import GOOD_KEY, KEYS, SentRequest, Traffic, authorized
 
 from ridgeline.hardware import detect
 from ridgeline.records import Record, Value
@@ -69,39 +71,55 @@ async def loud_run(
     return killer
 
 
+def quiet_run(
+    server: ServerProcess, num_clients: int, seconds: float, pause_s: float
+) -> list[SentRequest]:
+    """Requests sent once the server was warm."""
+    warm = Traffic(server, is_quiet=True, pause_s=pause_s, seed=1)
+    asyncio.run(warm.run(num_clients, WARM_SHARE * seconds))
+    quiet = Traffic(server, is_quiet=True, pause_s=pause_s, seed=2)
+    asyncio.run(quiet.run(num_clients, (1 - WARM_SHARE) * seconds))
+    return quiet.requests
+
+
 def soak(
-    server: ServerProcess,
+    start: Callable[[Path | None], ServerProcess],
     *,
     seconds: float,
     quiet_seconds: float,
     num_clients: int,
     pause_s: float,
     kill_every_s: float = KILL_EVERY_S,
+    log: Path | None = None,
 ) -> SoakResult:
-    """Everything that is checked; the server is stopped in the end."""
-    before = asyncio.run(greedy(server))
-    warm = Traffic(server, is_quiet=True, pause_s=pause_s, seed=1)
-    asyncio.run(warm.run(num_clients, WARM_SHARE * quiet_seconds))
-    quiet = Traffic(server, is_quiet=True, pause_s=pause_s, seed=2)
-    asyncio.run(quiet.run(num_clients, (1 - WARM_SHARE) * quiet_seconds))
-    asyncio.run(send_largest(server))
-    loud, begun = Traffic(server, is_quiet=False, pause_s=pause_s, seed=3), time.monotonic()
-    with MemoryWatch(server, min(2.0, seconds / 100)) as memory:
-        killer = asyncio.run(loud_run(server, loud, num_clients, seconds, kill_every_s))
-    ended = time.monotonic()
-    left = server.wait_until_idle(60.0) | {"grammars being compiled": float(num_compiling(server))}
-    after = asyncio.run(greedy(server))
+    """Everything that is checked, of two servers, one after the other; `log` is the first one's."""
+    with start(log) as server:
+        before = asyncio.run(greedy(server))
+        quiet = quiet_run(server, num_clients, quiet_seconds, pause_s)
+        asyncio.run(send_largest(server))
+        loud, begun = Traffic(server, is_quiet=False, pause_s=pause_s, seed=3), time.monotonic()
+        with MemoryWatch(server, min(2.0, seconds / 100)) as memory:
+            killer = asyncio.run(loud_run(server, loud, num_clients, seconds, kill_every_s))
+        ended = time.monotonic()
+        left = server.wait_until_idle(60.0)
+        left |= {"grammars being compiled": float(num_compiling(server))}
+        after = asyncio.run(greedy(server))
+        restarts = server.metric("ridgeline:engine_restarts_total")
+        exit_code = server.stop()
+    with start(None) as server:
+        quiet_after = quiet_run(server, num_clients, quiet_seconds, pause_s)
     return SoakResult(
-        quiet=quiet.requests,
+        quiet=quiet,
+        quiet_after=quiet_after,
         loud=loud.requests,
         outages=killer.outages,
         memory=memory,
         begun=begun,
         ended=ended,
-        restarts=server.metric("ridgeline:engine_restarts_total"),
+        restarts=restarts,
         left_behind=left,
         changed=[prompt for prompt in PROMPTS if before[prompt] != after[prompt]],
-        exit_code=server.stop(),
+        exit_code=exit_code,
         problems=killer.problems,
     )
 
@@ -113,7 +131,12 @@ def record_of(model: str, result: SoakResult) -> Record:
         "kills": Value(float(len(result.outages)), "1"),
         "longest_outage": Value(result.longest_outage_s, "s"),
     }
-    parts = {"quiet": result.quiet, "apart_from_kills": result.apart, "during_kills": result.hit}
+    parts = {
+        "quiet": result.quiet,
+        "quiet_after": result.quiet_after,
+        "apart_from_kills": result.apart,
+        "during_kills": result.hit,
+    }
     for name, requests in parts.items():
         seconds = p99(requests)
         if seconds is not None:
@@ -131,7 +154,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="demo")
     parser.add_argument("--seconds", type=float, default=600.0, help="with hostile clients")
-    parser.add_argument("--quiet-seconds", type=float, default=180.0, help="before that")
+    parser.add_argument(
+        "--quiet-seconds", type=float, default=180.0, help="before that, and after it"
+    )
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument(
         "--pause", type=float, default=PAUSE_S, help="mean seconds between requests"
@@ -141,11 +166,11 @@ def main() -> int:
     parser.add_argument("--log", type=Path, help="file for the server's log")
     args = parser.parse_args()
     flags = (*FLAGS, *memory_flags(MEMORY_BYTES))
-    with ServerProcess(args.model, *flags, log=args.log, key=GOOD_KEY) as server:
-        result = soak(
-            server, seconds=args.seconds, quiet_seconds=args.quiet_seconds,
-            num_clients=args.clients, pause_s=args.pause, kill_every_s=args.kill_every,
-        )  # fmt: skip
+    result = soak(
+        lambda log: ServerProcess(args.model, *flags, log=log, key=GOOD_KEY),
+        seconds=args.seconds, quiet_seconds=args.quiet_seconds, num_clients=args.clients,
+        pause_s=args.pause, kill_every_s=args.kill_every, log=args.log,
+    )  # fmt: skip
     for problem in [
         *result.problems,
         *(request.problem for request in result.loud if request.problem),

@@ -16,7 +16,7 @@ from soak.memory import MemoryWatch, Who
 from soak.traffic import SentRequest
 
 MAX_GROWTH = 0.02
-QUIET_TIMES = 2.0  # p99 may be so many times that of the quiet run
+QUIET_TIMES = 2.0  # p99 may be so many times that of the slower of the two quiet runs
 WARM_SHARE = 0.35  # of the run, and of the time after the last kill, before memory must stay
 FEWEST = 100  # requests a p99 is taken of
 
@@ -34,6 +34,7 @@ class SoakResult:
     """What happened."""
 
     quiet: list[SentRequest]
+    quiet_after: list[SentRequest]  # of another server, which nobody has harmed
     loud: list[SentRequest]
     outages: list[Outage]
     memory: MemoryWatch
@@ -77,9 +78,9 @@ def checked(result: SoakResult) -> list[Check]:
 
 
 def _answers(result: SoakResult) -> list[Check]:
-    everyone = [*result.quiet, *result.loud]
+    everyone = [*result.quiet, *result.loud, *result.quiet_after]
     wrong = sum(bool(request.problem) for request in everyone)
-    calm = [*result.quiet, *result.apart]
+    calm = [*result.quiet, *result.apart, *result.quiet_after]
     refused = sum(request.is_refused for request in calm)
     return [
         Check(f"without an answer, of {len(everyone)}", str(wrong), "0", wrong == 0),
@@ -91,12 +92,18 @@ def _answers(result: SoakResult) -> list[Check]:
 
 
 def _latencies(result: SoakResult) -> list[Check]:
-    quiet, apart, hit = p99(result.quiet), p99(result.apart), p99(result.hit)
-    limit = None if quiet is None else QUIET_TIMES * quiet
+    quiets = {"before": result.quiet, "after": result.quiet_after}
+    apart, hit = p99(result.apart), p99(result.hit)
+    known = [seconds for quiet in quiets.values() if (seconds := p99(quiet)) is not None]
+    limit = QUIET_TIMES * max(known) if len(known) == len(quiets) else None
     later = None if limit is None else limit + result.longest_outage_s
-    few = min(len(result.quiet), len(result.apart)) < FEWEST
+    few = min(len(requests) for requests in (*quiets.values(), result.apart)) < FEWEST
     return [
-        Check(f"p99 of {len(result.quiet)} in the quiet run", _s(quiet), "", quiet is not None),
+        *(
+            Check(f"p99 of {len(quiet)} in the quiet run {when}", _s(p99(quiet)), "",
+                  p99(quiet) is not None)
+            for when, quiet in quiets.items()
+        ),
         _within(f"p99 of {len(result.apart)} not alive during a kill", apart, limit),
         _within(f"p99 of {len(result.hit)} alive during a kill", hit, later, is_needed=False),
         Check("requests a p99 is taken of", f"at least {FEWEST}" if not few else "too few",

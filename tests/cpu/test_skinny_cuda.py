@@ -20,7 +20,14 @@ from ridgeline.kernels.op import Case, Op, OpInputs
 from ridgeline.kernels.quantized_linear import op as quantized
 from ridgeline.kernels.skinny_linear import cuda
 from ridgeline.kernels.skinny_linear import op as plain
-from ridgeline.kernels.skinny_linear.cuda_space import OneRow, WorkSplit, one_row_configs
+from ridgeline.kernels.skinny_linear.cuda_space import (
+    ONE_ROW_KINDS,
+    OneRow,
+    WorkSplit,
+    default_cuda_config,
+    fits_one_row,
+    one_row_configs,
+)
 from ridgeline.kernels.targets import TARGETS
 
 CPU = torch.device("cpu")
@@ -189,6 +196,18 @@ def test_one_row_has_ways_for_every_depth_it_takes() -> None:
     op, case = case_of("int8 words", (2, 48, 256))
     with pytest.raises(UnsupportedError, match="does not fit the kernel for one row"):
         op.variants["cuda"](**inputs_of(case), config=OneRow())
+
+
+def test_one_row_begins_with_a_way_that_has_room() -> None:
+    """A 70B model's down projection in fp8: x alone takes half of the shared memory."""
+    depths = [512, 4096, 14336, 16384, 28672, 29568, 32768, 53248, 65536]
+    taken = [(kind, depth) for kind in ONE_ROW_KINDS for depth in depths
+             if fits_one_row(kind, 1, depth)]  # fmt: skip
+    assert ("fp8 weights", 28672) in taken
+    for kind, depth in taken:
+        assert default_cuda_config(kind, 1, 8192, depth, gated=False) in one_row_configs(
+            kind, depth
+        )
 
 
 @pytest.mark.parametrize("form", FORMS)

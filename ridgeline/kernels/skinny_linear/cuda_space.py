@@ -134,7 +134,9 @@ def default_cuda_config(
 ) -> WorkSplit | OneRow:
     """A guess until measured: blocks for every SM, two or three steps on their way."""
     if fits_one_row(kind, num_rows, depth):
-        return OneRow()
+        usual = OneRow()
+        fitting = one_row_configs(kind, depth)
+        return usual if usual in fitting else max(fitting, key=lambda config: config.ring_bytes)
     weight_rows = num_outputs * (2 if gated else 1)
     if fits_few(kind, num_rows, depth):
         return WorkSplit(tiles=2 if gated else 1, warps=8, blocks=2)

@@ -12,6 +12,7 @@ from typing import Any
 
 from field_audit import DOCS, OPENAI, SEATS, TEXT, Api, case
 from field_cases_objects import TOOL, flat
+from tiny_tokenizers import no_blanks, no_end
 
 RANDOM = {"temperature": 2.0, "seed": 11}
 QUESTIONS = {"completions": "prompt"}  # what holds the question
@@ -99,12 +100,13 @@ def _(api: Api, owner: str) -> None:
 
 @case(TEXT, "presence_penalty", "frequency_penalty", "repetition_penalty")
 def _(api: Api, owner: str) -> None:
-    """Of twenty tokens that have a chance, more are in the output where repeating costs more."""
+    """Of twenty tokens that have a chance, more are in outputs where repeating costs more."""
     limit = {LIMITS.get(owner, "max_tokens"): 40}
     few = {"logit_bias": dict.fromkeys(map(str, range(70, 90)), 100), **RANDOM, **limit}
 
     def count(**penalty: float) -> int:
-        return len(set(api.ask(owner, **few, **penalty).text))
+        texts = [api.ask(owner, **{**few, "seed": seed}, **penalty).text for seed in range(4)]
+        return sum(len(set(text)) for text in texts)
 
     assert count(presence_penalty=2) > count(presence_penalty=-2)
     assert count(frequency_penalty=2) > count(frequency_penalty=-2)
@@ -379,7 +381,8 @@ def _(api: Api, owner: str) -> None:
 def _(api: Api, owner: str) -> None:
     """Where the model may not end, it calls again, if it may."""
     tool = TOOL if owner == "chat" else flat(TOOL)
-    asked = {"tools": [tool], "tool_choice": "required", "logit_bias": {"0": -100}}
+    asked = {"tools": [tool], "tool_choice": "required"}
+    asked["logit_bias"] = no_end() | no_blanks()
     asked[LIMITS.get(owner, "max_tokens")] = 120  # type: ignore[assignment]
     assert len(api.ask(owner, **asked).calls) > 1
     assert len(api.ask(owner, **asked, parallel_tool_calls=False).calls) == 1

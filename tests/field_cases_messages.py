@@ -10,6 +10,7 @@ from unittest import mock
 
 from field_audit import Answer, Api, case
 from field_cases_objects import LONG, NUMBER, USER, changed
+from tiny_tokenizers import no_blanks, no_end
 
 from ridgeline.server.protocol.thinking import EFFORT_TOKENS
 
@@ -36,7 +37,8 @@ def turns_grow(api: Api, path: tuple[Any, ...], value: Any = LONG, turns: Any = 
 
 
 def called(api: Api, tools: list[Any], choice: Any, **more: Any) -> Answer:
-    return api.ask("messages", tools=tools, tool_choice=choice, **{"max_tokens": 80, **more})
+    short = {"max_tokens": 80, "logit_bias": no_blanks()}
+    return api.ask("messages", tools=tools, tool_choice=choice, **{**short, **more})
 
 
 @case(("messages", "count_tokens"), "system")
@@ -171,7 +173,7 @@ def _(api: Api) -> None:
         (call,) = called(api, [LOOK, LISTEN], {"type": "tool", "name": name}).calls
         assert call["name"] == name
     assert called(api, [LOOK], {"type": "none"}).calls == []
-    endless = {"logit_bias": {"0": -100}, "max_tokens": 120}
+    endless = {"logit_bias": no_end() | no_blanks(), "max_tokens": 120}
     assert len(called(api, [LOOK], {"type": "any"}, **endless).calls) > 1
     one = {"type": "any", "disable_parallel_tool_use": True}
     assert len(called(api, [LOOK], one, **endless).calls) == 1

@@ -9,12 +9,12 @@ import hashlib
 import json
 from functools import cache
 from pathlib import Path
-from pydoc_data.topics import topics
 
 import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 from tiny_tokenizers import byte_level_json
+from written_text import documents
 
 NUM_TEXTS = 24
 
@@ -22,7 +22,7 @@ NUM_TEXTS = 24
 @cache
 def good_texts() -> tuple[str, ...]:
     """Long enough for every rule, and different from each other."""
-    chosen = sorted(text for text in topics.values() if 2000 < len(text) < 12000)
+    chosen = [text for text in documents() if 2000 < len(text) < 12000]
     return tuple(chosen[:NUM_TEXTS])
 
 

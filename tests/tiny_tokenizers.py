@@ -1,21 +1,20 @@
-"""Small vocabularies trained on Python's own documentation, also written as GGUF metadata."""
+"""Small vocabularies trained on the tests' own text (written_text.py), also as GGUF metadata."""
 
 import json
 from collections.abc import Sequence
 from functools import cache
-from pydoc_data.topics import topics
 from typing import Any
 
 import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from written_text import TEXT
 
 from ridgeline.data import Tokenizer
 from ridgeline.data.vocabulary import Vocabulary
 from ridgeline.errors import OfflineError
 from ridgeline.models.checkpoint import resolve_model
 
-TEXT = "\n".join(topics.values())
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 # Each of these has caught some tokenizer somewhere.
@@ -66,6 +65,19 @@ def byte_level_tokens() -> tuple[dict[str, int], list[str]]:
     source.train_from_iterator([TEXT[:200_000]], trainer)
     model = json.loads(source.to_str())["model"]
     return model["vocab"], [" ".join(pair) for pair in model["merges"]]
+
+
+def no_blanks() -> dict[str, int]:
+    """A logit bias against tokens of nothing but blanks, which a grammar for JSON lets random
+    weights write for ever. It leaves room below itself: an end can still be less likely.
+    """
+    ids, _ = byte_level_tokens()
+    return {str(ids[text]): -50 for text in ids if set(text) <= set("ĠĊĉč")}
+
+
+def no_end() -> dict[str, int]:
+    """A logit bias against each of the tokens that an output may end with."""
+    return {str(number): -100 for number in range(len(SPECIALS))}
 
 
 def byte_level_metadata(pre: str, **more: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_tokenizers import TEXT
+from written_text import TEXT
 
 from ridgeline.cli import main
 

@@ -25,13 +25,11 @@ from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.execution.step_watch import StepWatch
 from ridgeline.engine.sampling.outputs import Output
 from ridgeline.engine.scheduling.state import Stats
-from ridgeline.engine.scheduling.step_plan import StepPlan
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware
 from ridgeline.hardware.clocks import Clocks
 from ridgeline.kernels.compile_times import waited_s
-from ridgeline.models.cost import Chunk, step_cost
-from ridgeline.profiling import step_limit
+from ridgeline.profiling.step_kinds import limit_of
 from ridgeline.progress import Progress
 from ridgeline.records import Record, Value
 
@@ -85,6 +83,8 @@ class EngineRun:
     cpu_s: float  # processor time of this process, all its threads together
     latencies: tuple[RequestLatency, ...]  # of all requests, in their order
     setup_s: float = 0.0  # of the wall clock: kernels were compiled, graphs captured
+    # How long no request was there, by the number of steps before that.
+    empty_s: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -107,6 +107,7 @@ class WorkloadNotes:
     late_s: dict[Hashable, float] = field(default_factory=dict)  # added after its arrival
     outputs: list[Output] = field(default_factory=list)
     page_shares: list[float] = field(default_factory=list)
+    empty_s: dict[int, float] = field(default_factory=dict)
 
 
 def run_workload(
@@ -117,10 +118,11 @@ def run_workload(
     limit_s: float = math.inf,
     *,
     with_limit: bool = True,
+    watch: StepWatch | None = None,
 ) -> EngineRun:
     """Every request to its end, from an empty prefix cache; what is not done after `limit_s` is
     cancelled. `with_limit`: whether the least time of its steps is counted, which takes a while
-    where there are many.
+    where there are many. `watch`: one of the caller's, who looks at the steps afterwards.
     """
     prompts = [
         workload.prompt_ids(index, engine.model.config.vocab_size)
@@ -128,10 +130,10 @@ def run_workload(
     ]
     engine.forget_prefixes()
     before, setup_before = engine.stats, setup_s(engine)
-    engine.runner.watch = watch = StepWatch(engine.runner.device)
+    engine.runner.watch = watch = watch or StepWatch(engine.runner.device)
     try:
         started, cpu_started = time.monotonic(), time.process_time()
-        replayed = _replay(engine, workload, prompts, progress, limit_s)
+        replayed = _replay(engine, workload, prompts, watch, progress, limit_s)
         wall_s, cpu_s = time.monotonic() - started, time.process_time() - cpu_started
     finally:
         engine.runner.watch = None
@@ -152,6 +154,7 @@ def _replay(
     engine: Engine,
     workload: Workload,
     prompts: list[list[int]],
+    watch: StepWatch,
     progress: Progress | None,
     limit_s: float,
 ) -> WorkloadNotes:
@@ -179,6 +182,8 @@ def _replay(
             replayed.page_shares.append(stats.num_pages_used / engine.scheduler.config.num_pages)
         elif waiting:
             time.sleep(min(LONGEST_SLEEP_S, waiting[0][1].arrival_s - now))
+            num_steps, slept_s = len(watch.steps), time.monotonic() - start - now
+            replayed.empty_s[num_steps] = replayed.empty_s.get(num_steps, 0.0) + slept_s
         if progress is not None:
             progress(f"workload {workload.name}", len(replayed.outputs), len(workload.requests))
     replayed.outputs += _outputs(engine, replayed)  # of what was cancelled last
@@ -226,9 +231,10 @@ def _summary(
         mean_page_share=sum(replayed.page_shares) / max(len(replayed.page_shares), 1),
         peak_page_share=max(replayed.page_shares, default=0.0),
         gap=Percentiles.of(watch.gaps_s()),
-        limit_s=None if hardware is None else limit_of(engine, steps, hardware),
+        limit_s=None if hardware is None else limit_of(steps, engine.local.costs, hardware),
         cpu_s=0.0,
         latencies=_latencies(replayed, len(workload.requests)),
+        empty_s=replayed.empty_s,
         **{
             name: getattr(after, name) - getattr(before, name)
             for name in ("hit_tokens", "num_preemptions", "drafted_tokens", "accepted_tokens")
@@ -263,24 +269,6 @@ def _later_s(output: Output) -> float | None:
     """
     is_whole = output.status == "finished" and len(output.tokens) == 1
     return None if is_whole else _per_token_s(output)
-
-
-def limit_of(engine: Engine, steps: Sequence[StepPlan], hardware: Hardware) -> float | None:
-    """The least time these steps can take on this machine; None where a ceiling is unknown."""
-    base, total = engine.local.costs, 0.0
-    sizes = {"weight_bytes": base.bytes_per_weight, "kv_bytes": base.bytes_per_kv}
-    for plan in steps:
-        chunks = [
-            Chunk(new, past)
-            for new, past in zip(plan.num_tokens, plan.first_positions, strict=True)
-        ]
-        rows = len(plan.logit_tokens)
-        cost = step_cost(base.config, chunks, logit_rows=rows, **sizes)
-        limit = step_limit(cost, hardware, base.dtype)
-        if limit is None:
-            return None
-        total += limit.seconds
-    return total * base.ranks_a_device
 
 
 def check_fits(workload: Workload, max_context: int) -> None:

@@ -1,5 +1,5 @@
-"""`ridgeline profile MODEL`: where the time of a prefill and of a decode step goes, what bounds
-each of its ops, and what to change next.
+"""`ridgeline profile MODEL`: where the time of a prefill and of a decode step goes, or that of a
+whole workload; what bounds each of its ops, and what to change next.
 """
 
 from __future__ import annotations
@@ -15,9 +15,18 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ridgeline.cli.arguments.options import add_flags, add_model, add_save, flag_words, given_flags
+from ridgeline.cli.arguments.options import (
+    add_flags,
+    add_model,
+    add_save,
+    add_workload,
+    flag_words,
+    given_flags,
+)
 from ridgeline.cli.arguments.parser import group
-from ridgeline.cli.profile_subject import CONTEXT, PromptSizes, check, sizes_of, subject_of
+from ridgeline.cli.bench.engine import add_part_of_workload
+from ridgeline.cli.profiling.subject import CONTEXT, PromptSizes, check, sizes_of, subject_of
+from ridgeline.cli.profiling.whole_run import DividedRun, check_whole_run, run_json, whole_run
 from ridgeline.cli.tables.profile import draw
 from ridgeline.cli.terminal import Terminal
 from ridgeline.cli.training.profile import STEPS as TRAINING_STEPS
@@ -35,7 +44,7 @@ from ridgeline.profiling.predicting.situation import situation_of
 from ridgeline.profiling.profile_page import write_page
 from ridgeline.profiling.roofline import of_one_rank
 from ridgeline.profiling.tracing.counters import Absent, Counted, count
-from ridgeline.profiling.tracing.stepping import ProfiledSteps
+from ridgeline.profiling.tracing.stepping import EngineSteps, ProfiledSteps
 from ridgeline.profiling.tracing.tracing import save_trace
 from ridgeline.progress import Progress
 from ridgeline.recipe import Recipe
@@ -45,10 +54,11 @@ from ridgeline.version import __version__
 EXAMPLE = """\
 ridgeline profile demo
 ridgeline profile --shape llama-3.1-8b --batch 8 --context 4096
+ridgeline profile demo --workload cpu
 ridgeline profile --train --shape llama-3.2-1b --sequence-length 4096"""
 MAIN_FLAGS = (
-    "--shape", "--device", "--train", "--batch", "--context", "--prefill", "--loop", "--dtype",
-    "--scheme", "--kv-dtype", "--html", "--trace", "--save",
+    "--shape", "--device", "--train", "--batch", "--context", "--prefill", "--workload", "--loop",
+    "--dtype", "--scheme", "--kv-dtype", "--html", "--trace", "--save",
 )  # fmt: skip
 
 OUTPUT_TOKENS = 128  # of each request, where gains are predicted end to end
@@ -95,6 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="engine",
         help="run steps in the engine or in the plain reference loop (default: %(default)s)",
     )
+    add_part_of_workload(add_workload(parser, meaning="none: steps of one size"))
     add_output(parser)
     parser.add_argument(COUNTED, action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(save_model=None)
@@ -116,6 +127,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
+    check_whole_run(args)
     if args.train:
         return run_training(args, terminal)
     check_no_training(args)
@@ -129,6 +141,8 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         if subject.ranks_a_device == 1:  # or others would have some of its threads
             units = matrix_dtype(subject.model, subject.recipe)
             hardware = measure(hardware, {f"matrix_{units}"}, progress)
+        if args.workload is not None:
+            return of_a_run(args, subject, hardware, notes, progress)
         context, prompts = sizes_of(args, subject)
         if args.counted_steps:
             return counted_steps(args, subject, context, prompts)
@@ -137,7 +151,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     notes += notes_of_ranks(subject)
     part = of_one_rank(hardware, subject.ranks_a_device)
     situation = situation_here(args, subject, part, steps, prompts)
-    header = described(args, subject, prompts)
+    header = described(args, subject, assumed(args, prompts))
     del subject  # a process that reads counters needs its memory
     counted = counters_of(args, hardware, header["num_ranks"], notes)
     if args.trace is not None:
@@ -146,11 +160,38 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
     result = document(
         header, steps, what_next(situation), gap_parts(situation), part, counted, notes
     )
+    return written(args, result, as_record(result, steps, hardware, clocks))
+
+
+def of_a_run(
+    args: argparse.Namespace,
+    subject: ProfiledSteps,
+    hardware: Hardware,
+    notes: Sequence[str],
+    progress: Progress,
+) -> dict[str, Any]:
+    """Of a whole workload, and of the steps that stand for its kinds."""
+    assert isinstance(subject, EngineSteps), "a workload runs through the engine"
+    with ClockSampler(hardware) as clocks:
+        whole = whole_run(args, subject, hardware, steps_asked(args, subject), progress)
+    header = described(args, subject, f"Gains are for the workload {whole.workload}.")
+    part = of_one_rank(hardware, subject.ranks_a_device)
+    noted = [*notes, *notes_of_ranks(subject), *whole.notes]
+    gap = gap_parts(whole.situation)
+    result = document(header, whole.steps, whole.advice, gap, part, None, noted)
+    divided = [each for each in whole.kinds if each.typical is not None]
+    for step, each in zip(result["steps"], divided, strict=True):
+        step["name"] = each.kind.label
+    result["run"] = run_json(whole, on_cpu=hardware.device_type == "cpu")
+    return written(args, result, record_of_run(result, whole, hardware, clocks))
+
+
+def written(args: argparse.Namespace, result: dict[str, Any], record: Record) -> dict[str, Any]:
+    """With the files that were asked for."""
     if args.html is not None:
         write_page(result, args.html)
     result |= {"trace": text_of(args.trace), "html": text_of(args.html), "record": None}
     if args.save is not None:
-        record = as_record(result, steps, hardware, clocks)
         result["record"] = str(record.save(args.save))
     return result
 
@@ -167,7 +208,7 @@ def profiled(
     prompts: PromptSizes,
     progress: Progress,
 ) -> list[StepProfile]:
-    num_steps = args.steps or STEPS["cpu" if subject.device.type == "cpu" else "gpu"]
+    num_steps = steps_asked(args, subject)
     progress("profiling", 0, 2)
     decode = profile_decode(
         subject, hardware, batch=args.batch or 1, context=context, num_steps=num_steps,
@@ -181,6 +222,10 @@ def profiled(
     )  # fmt: skip
     progress("profiling", 2, 2)
     return [prefill, decode]
+
+
+def steps_asked(args: argparse.Namespace, subject: ProfiledSteps) -> int:
+    return args.steps or STEPS["cpu" if subject.device.type == "cpu" else "gpu"]
 
 
 def situation_here(
@@ -264,16 +309,18 @@ def _marked(step: Any) -> None:
     torch.cuda.profiler.stop()
 
 
-def described(
-    args: argparse.Namespace, subject: ProfiledSteps, prompts: PromptSizes
-) -> dict[str, Any]:
+def assumed(args: argparse.Namespace, prompts: PromptSizes) -> str:
+    requests = f"{args.batch} requests" if (args.batch or 1) > 1 else "a request"
+    return f"Gains are for {requests} with {prompts.length} tokens in and {OUTPUT_TOKENS} out."
+
+
+def described(args: argparse.Namespace, subject: ProfiledSteps, assumed: str) -> dict[str, Any]:
     recipe = subject.recipe
     words = [recipe.dtype, recipe.scheme and f"weights in {recipe.scheme}"]
     if recipe.kv.dtype != recipe.dtype:
         words.append(f"KV cache in {recipe.kv.dtype}")
     if subject.num_ranks > 1:
         words.append(f"{subject.num_ranks} ranks")
-    requests = f"{args.batch} requests" if (args.batch or 1) > 1 else "a request"
     return {
         "model": args.model or args.shape,
         "loop": subject.loop,
@@ -283,8 +330,7 @@ def described(
         "kv_dtype": recipe.kv.dtype,
         "graphs": bool(recipe.graphs),
         "num_ranks": subject.num_ranks,
-        "assumed": f"Gains are for {requests} with {prompts.length} tokens in and "
-        f"{OUTPUT_TOKENS} out.",
+        "assumed": assumed,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": __version__,
     }
@@ -311,10 +357,46 @@ def as_record(
         )
         for part, seconds in step.division.parts.items():
             values[f"{phase}_{part.replace(' ', '_')}"] = Value(seconds, "s")
+    notes = [*(step.label for step in steps), *result["notes"]]
+    name = f"profile-{form_of(result)}"
+    return Record.create(name, hardware, values, notes=notes, clocks=clocks.median)
+
+
+def record_of_run(
+    result: dict[str, Any], whole: DividedRun, hardware: Hardware, clocks: ClockSampler
+) -> Record:
+    run = result["run"]
+    read = hardware.ceiling("read_bandwidth") or hardware.ceiling("memory_bandwidth")
+    source = None if run["share_of_limit"] is None or read is None else read.source
+    values = {
+        "output_tokens_per_s": Value(
+            run["output_tokens_per_s"],
+            "token/s",
+            share_of_ceiling=run["share_of_limit"],
+            ceiling_source=source,
+        ),
+        "wall": Value(run["wall_s"], "s"),
+        "device_idle": Value(run["device_idle_s"], "s"),
+        "no_requests": Value(run["no_requests_s"], "s"),
+        "beside_steps": Value(run["beside_steps_s"], "s"),
+    }
+    for each in whole.kinds:
+        kind = each.kind
+        values[kind.label] = Value(
+            kind.seconds,
+            "s",
+            num_samples=len(kind.plans),
+            share_of_ceiling=None if kind.limit_s is None else kind.limit_s / kind.seconds,
+            ceiling_source=source,
+        )
+        for name, seconds in each.parts.items():
+            values[f"{kind.label}: {name}"] = Value(seconds, "s")
+    name = f"profile-run-{form_of(result)}-{run['workload']}"
+    return Record.create(name, hardware, values, notes=result["notes"], clocks=clocks.median)
+
+
+def form_of(result: dict[str, Any]) -> str:
+    """Model, dtype or scheme, loop and ranks, as a record's name has them."""
     ranks = f"tensor-{result['num_ranks']}" if result["num_ranks"] > 1 else None
-    form = "-".join(filter(None, (result["scheme"] or result["dtype"], result["loop"], ranks)))
-    labels = [step.label for step in steps]
-    name = f"profile-{Path(result['model']).name}-{form}"
-    return Record.create(
-        name, hardware, values, notes=[*labels, *result["notes"]], clocks=clocks.median
-    )
+    words = (result["scheme"] or result["dtype"], result["loop"], ranks)
+    return "-".join(filter(None, (Path(result["model"]).name, *words)))

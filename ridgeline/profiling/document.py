@@ -68,9 +68,12 @@ def document(
 
 def _shares(steps: Sequence[StepProfile]) -> dict[str, float | None]:
     """Of limits, by what they are of."""
-    result = {step.phase + " step": step.share_of_limit for step in steps}
+    several = len({step.phase for step in steps}) < len(steps)
+    result: dict[str, float | None] = {}
     for step in steps:
-        result |= {f"{op.op.name} ({step.phase})": op.share_of_ceiling for op in step.placed}
+        name = step.label if several else step.phase
+        result[f"{name} step"] = step.share_of_limit
+        result |= {f"{op.op.name} ({name})": op.share_of_ceiling for op in step.placed}
     return result
 
 
@@ -78,6 +81,7 @@ def step_json(step: StepProfile, counted: Counted | None = None) -> dict[str, An
     division, timing = step.division, step.timing
     return {
         "phase": step.phase,
+        "name": step.phase,
         "label": step.label,
         "step_s": timing.median_s,
         "spread": timing.spread,

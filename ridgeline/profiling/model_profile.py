@@ -32,7 +32,7 @@ from ridgeline.profiling.predicting.situation import mean_work
 from ridgeline.profiling.roofline import Limit, of_one_rank, step_limit
 from ridgeline.profiling.tracing.device_division import by_events
 from ridgeline.profiling.tracing.division import Division
-from ridgeline.profiling.tracing.stepping import ProfiledSteps, StepFunction
+from ridgeline.profiling.tracing.stepping import EngineSteps, ProfiledSteps, StepFunction
 from ridgeline.profiling.tracing.watching import MOST_STEPS, WATCHED, watched
 from ridgeline.timing import Timing, time_loop
 
@@ -102,6 +102,25 @@ def profile_prefill(
         if len(pieces) > 1:
             label += f" in {len(pieces)} steps"
         return _profile(subject, hardware, "prefill", label, run, pieces, num_steps, with_trace)
+
+
+def profile_mixed(
+    subject: EngineSteps,
+    hardware: Hardware,
+    *,
+    batch: int,
+    context: int,
+    num_prompts: int,
+    length: int,
+    num_steps: int = 10,
+    with_trace: bool = True,
+) -> StepProfile:
+    """Of steps in which prompts are taken to their first token beside sequences that decode."""
+    planned = WARM_UP + num_steps + MOST_STEPS
+    pieces = [[*[Chunk(1, context - 1)] * batch, *[Chunk(length, 0)] * num_prompts]]
+    with subject.mixing(batch, context, num_prompts, length, planned) as step:
+        label = f"{num_prompts} x {length} tokens of prompts beside {batch} rows of {context}"
+        return _profile(subject, hardware, "prefill", label, step, pieces, num_steps, with_trace)
 
 
 def _profile(

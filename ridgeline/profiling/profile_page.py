@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 from ridgeline.formats.files import atomic_write
@@ -30,6 +31,16 @@ from ridgeline.profiling.drawing import (
 )
 from ridgeline.profiling.gap_words import gap_rows, gap_sentence
 from ridgeline.profiling.predicting.prediction import GapPart
+from ridgeline.profiling.run_rows import (
+    KIND_HEADINGS,
+    KIND_WORDS,
+    LOSS_HEADINGS,
+    LOSS_WORDS,
+    TEXTS,
+    kind_rows,
+    loss_rows,
+    run_sentence,
+)
 
 COLUMNS = (
     Column("op"),
@@ -62,7 +73,10 @@ def profile_page(document: ProfileDocument) -> str:
     sections = [
         Section("where", "Where the time goes", _bars(steps), "The parts add up to the step."),
         Section("roofline", "Under the roofline", _roofline(document)),
-        *(Section(step["phase"], step["label"], _ops(step)) for step in steps),
+        *(
+            Section(key, step["label"], _ops(step))
+            for key, step in zip(_keys(steps), steps, strict=True)
+        ),
     ]
     for step in steps:
         waits = step.get("communication")
@@ -72,6 +86,8 @@ def profile_page(document: ProfileDocument) -> str:
             sections.append(Section("communication", "Communication", figure, words))
     if document["gap"]:
         sections.insert(1, _gap(document))
+    if "run" in document:
+        sections[:1] = [*_run(document["run"]), sections[0]]
     if document["next"]:
         sections.append(Section("next", "What next", _next(document["next"]), document["assumed"]))
     name = document["model"]
@@ -79,11 +95,21 @@ def profile_page(document: ProfileDocument) -> str:
         f"Profile of {name} · Ridgeline",
         join([element("b", name), f" on {document['device']}"]),
         f"{document['loop']} · {document['form']}",
-        _capitalized("; ".join(step["sentence"] for step in steps)) + ".",
+        run_sentence(document["run"])
+        if "run" in document
+        else _capitalized("; ".join(step["sentence"] for step in steps)) + ".",
         sections,
         lead=_notes(document["notes"]),
         footer=f"Measured {document['created']} by Ridgeline {document['version']}",
     )
+
+
+def _keys(steps: Sequence[ProfileDocument]) -> list[str]:
+    """The phase; with a letter where there are several steps of it."""
+    phases = [step["phase"] for step in steps]
+    if len(set(phases)) == len(phases):
+        return phases
+    return [f"{phase}-{letter}" for phase, letter in zip(phases, ascii_lowercase, strict=False)]
 
 
 def _gap(document: ProfileDocument) -> Section:
@@ -95,6 +121,20 @@ def _gap(document: ProfileDocument) -> Section:
 
 def gap_of(document: ProfileDocument) -> list[GapPart]:
     return [GapPart(**part) for part in document["gap"]]
+
+
+def _run(run: ProfileDocument) -> list[Section]:
+    """Its kinds of steps, and what it lost."""
+    kinds = table(_columns(KIND_HEADINGS), kind_rows(run), "Kinds of steps")
+    losses = table(_columns(LOSS_HEADINGS), loss_rows(run), "The largest losses")
+    return [
+        Section("run", "The whole run", kinds, KIND_WORDS),
+        Section("losses", "What is lost, and what would mend it", losses, LOSS_WORDS),
+    ]
+
+
+def _columns(headings: Sequence[str]) -> tuple[Column, ...]:
+    return tuple(Column(name, is_number=name not in TEXTS) for name in headings)
 
 
 def _notes(notes: Sequence[str]) -> Markup | str:
@@ -123,7 +163,7 @@ def _bars(steps: Sequence[ProfileDocument]) -> Markup:
 def _roofline(document: ProfileDocument) -> Markup:
     dots = [
         Dot(
-            row["op"] if step["phase"] == "training" else f"{row['op']} ({step['phase']})",
+            row["op"] if step["phase"] == "training" else f"{row['op']} ({step['name']})",
             row["flops"] / row["bytes"],
             row["flops_per_s"],
             f"{share_text(row['share_of_ceiling'])} of the ceiling, {row['share']:.0%} of the step",

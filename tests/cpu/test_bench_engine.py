@@ -161,7 +161,7 @@ def test_the_limit_is_the_sum_over_steps() -> None:
     assert run.limit_s == pytest.approx(expected)
     assert run.share_of_limit == pytest.approx(expected / run.wall_s)
     unknown = replace(hardware(), ceilings={})
-    assert limit_of(engine, [], unknown) == 0.0
+    assert limit_of([], engine.local.costs, unknown) == 0.0
     assert run_workload(engine, workload((20, 3)), unknown).share_of_limit is None
 
 

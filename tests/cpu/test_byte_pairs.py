@@ -18,7 +18,6 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_tokenizers import (
-    TEXT,
     TRAPS,
     byte_level_json,
     byte_level_metadata,
@@ -28,6 +27,7 @@ from tiny_tokenizers import (
     tagged_tokenizer,
 )
 from tokenizers import Regex, models, normalizers, pre_tokenizers
+from written_text import TEXT
 
 from ridgeline.data import Tokenizer
 from ridgeline.data.corpus.tokens import CorpusTokenizer, certified, corpus_tokenizer, native

@@ -16,8 +16,9 @@ import pyarrow.parquet
 import pytest
 from command_line import make_folder
 from test_loading_shards import contents
-from tiny_tokenizers import TEXT, demo
+from tiny_tokenizers import demo
 from train_runs import same_bytes, single_thread, trained, words
+from written_text import TEXT
 
 from ridgeline.cli import main
 from ridgeline.data.corpus.shards import (

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from command_line import make_folder
-from tiny_tokenizers import TEXT
 from train_runs import single_thread
+from written_text import TEXT
 
 from ridgeline.cli.arguments.parser import Parser
 from ridgeline.cli.data import judge as command

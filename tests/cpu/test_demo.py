@@ -9,7 +9,6 @@ import math
 import re
 from functools import cache
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any
 
 import gguf
@@ -17,6 +16,7 @@ import pytest
 import torch
 import transformers
 from torch.nn import functional
+from written_text import documents
 
 from ridgeline.data import Tokenizer
 from ridgeline.engine import Engine, Sampling, generate_tokens, reference_generate
@@ -61,9 +61,8 @@ def peer(path: Path) -> Any:
 
 
 def prompts(tokenizer: Tokenizer) -> list[list[int]]:
-    """Ten chats and ten pieces of documentation to continue, of 10 to 60 tokens."""
-    names = sorted(topics)[::7][:10]
-    texts = [re.sub(r"\s+", " ", topics[name]).strip() for name in names]
+    """Ten chats and ten pieces of text to continue, of 10 to 60 tokens."""
+    texts = [re.sub(r"\s+", " ", text).strip() for text in documents()[:10]]
     chats = [[{"role": "user", "content": f"What is this about? {text[:80]}"}] for text in texts]
     return [tokenizer.chat(chat) for chat in chats] + [
         tokenizer.encode(text)[: 10 + 5 * i] for i, text in enumerate(texts)
@@ -108,7 +107,7 @@ def test_the_engine_says_what_the_plain_loop_does(ours: Transformer, tokenizer: 
 
 @pytest.mark.slow
 def test_same_logits_on_real_text(ours: Transformer, peer: Any, tokenizer: Tokenizer) -> None:
-    tokens = tokenizer.encode(topics["assignment"])[:300]
+    tokens = tokenizer.encode(documents()[0])[:300]
     cache = OneSequence(ours, len(tokens))
     cache.begin(len(tokens), len(tokens))
     with torch.inference_mode():
@@ -122,7 +121,7 @@ def test_perplexity_equals_transformers(ours: Transformer, peer: Any, tokenizer:
     """The promise: to 0.02% in fp32, through pages and chunks. (That for bf16, 0.3%, is about long
     texts: on these few tokens the two were seen to differ by 0.33%.)
     """
-    windows = cut(topics["assignment"][:1300], tokenizer, 120)
+    windows = cut(documents()[0][:1300], tokenizer, 120)
     total = 0.0
     for window in windows.tokens:
         ids = torch.tensor([window])
@@ -162,7 +161,7 @@ def test_seeds_repeat_and_differ(ours: Transformer, tokenizer: Tokenizer) -> Non
 def test_chunks_of_the_prompt_do_not_matter(
     ours: Transformer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompt = tokenizer.encode(topics["for"])[:90]
+    prompt = tokenizer.encode(documents()[1])[:90]
     whole = list(generate_tokens(ours, prompt, Sampling(max_tokens=8)))
     monkeypatch.setattr("ridgeline.engine.naive.CHUNK", 32)
     assert list(generate_tokens(ours, prompt, Sampling(max_tokens=8))) == whole

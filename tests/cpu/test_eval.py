@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any
 
 import pytest
 import torch
 from command_line import make_folder
 from safetensors.torch import load_file, save_file
+from written_text import documents
 
 from ridgeline.cli import main
 from ridgeline.engine import Engine
@@ -42,7 +42,7 @@ def changed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text(topics["assignment"][:2000])
+    path.write_text(documents()[0][:2000])
     return path
 
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_tokenizers import (
-    TEXT,
     TRAPS,
     byte_level_json,
     byte_level_metadata,
@@ -16,6 +15,7 @@ from tiny_tokenizers import (
     sentencepiece_metadata,
 )
 from tokenizers import decoders
+from written_text import TEXT
 
 from ridgeline.data import Tokenizer
 from ridgeline.data.incremental import IncrementalDecoder

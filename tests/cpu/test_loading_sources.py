@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_tokenizers import (
-    TEXT,
     byte_level_json,
     byte_level_metadata,
     demo,
     sentencepiece_metadata,
     tagged_tokenizer,
 )
+from written_text import TEXT
 
 from ridgeline.data import Tokenizer
 from ridgeline.data.loading import TokenStore, read_tokens, sources, tokenizing

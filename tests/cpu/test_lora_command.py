@@ -14,7 +14,7 @@ import torch
 import transformers
 from command_line import make_folder, refused
 from safetensors.torch import load_file
-from tiny_tokenizers import TEXT
+from written_text import TEXT
 
 from ridgeline.cli import main
 from ridgeline.errors import QualityError, UsageError

@@ -24,7 +24,7 @@ from test_training_memory import (
     order,
     stand_ins,
 )
-from tiny_tokenizers import TEXT
+from written_text import TEXT
 
 from ridgeline.cli import main
 from ridgeline.errors import OutOfMemoryError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from command_line import make_folder, refused
-from tiny_tokenizers import TEXT
+from written_text import TEXT
 
 from ridgeline.cli import main
 from ridgeline.data import Tokenizer

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tiny_tokenizers import byte_level_metadata
 from transformers import LlamaConfig, LlamaForCausalLM
+from written_text import TEXT
 
 from ridgeline.data import Tokenizer
 from ridgeline.data.calibration_text import default_text
@@ -25,7 +26,7 @@ from ridgeline.quantization.methods import Gptq, Rtn, SmoothQuant
 from ridgeline.quantization.scheme import parse_scheme
 
 ALL = QualityBounds(max_kl=10.0, max_ppl_increase=0.99)
-TEXT, CALIBRATION = default_text()[:3000], default_text()[10_000:40_000]
+JUDGED, CALIBRATION = TEXT[:3000], TEXT[10_000:40_000]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def model(folder: Path) -> Transformer:
 
 
 def job(scheme: str = "int8", method: Any = None, **changes: Any) -> QuantizeJob:
-    about = {"num_sequences": 4, "text": TEXT, "window": 60, "bounds": ALL}
+    about = {"num_sequences": 4, "text": JUDGED, "window": 60, "bounds": ALL}
     about |= {"calibration": CALIBRATION} | changes
     return QuantizeJob(parse_scheme(scheme), method or Rtn(), **about)
 
@@ -125,7 +126,7 @@ def test_texts_do_not_overlap() -> None:
     assert len(judged) > 25_000
     assert not runs_of_words(calibration) & runs_of_words(judged)
     assert texts(replace(job(), text=None)) == (CALIBRATION, judged)
-    assert texts(job())[1] == TEXT
+    assert texts(job())[1] == JUDGED
 
 
 def runs_of_words(text: str, num: int = 8) -> set[tuple[str, ...]]:

@@ -14,11 +14,12 @@ import torch
 import transformers
 from command_line import make_folder, refused
 from safetensors.torch import load_file, save_file
+from written_text import TEXT
 
 from ridgeline.cli import main
 from ridgeline.cli.tables.quantize import ranges
 from ridgeline.data import Tokenizer
-from ridgeline.data.calibration_text import calibration_batches, default_text
+from ridgeline.data.calibration_text import calibration_batches
 from ridgeline.engine import Engine
 from ridgeline.errors import QualityError, RidgelineError, UsageError
 from ridgeline.hardware.units import human_bytes, parse_bytes
@@ -40,7 +41,7 @@ HURT = "layers.1.mlp.down"
 INT8, INT4 = parse_scheme("int8"), parse_scheme("int4-g32")
 NO_ROOM = ["--max-kl", "0", "--max-ppl-increase", "0"]
 ALL = QualityBounds(max_kl=100.0, max_ppl_increase=None)
-SHORTER = default_text()[:40_000]
+SHORTER = TEXT[:40_000]
 JOB = QuantizeJob(None, Rtn(), num_sequences=4, text=SHORTER[:2000], window=60, bounds=ALL)
 
 
@@ -58,8 +59,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     make_folder(path, hidden_size=64, intermediate_size=96, num_hidden_layers=3)
     tensors = load_file(path / "model.safetensors")
-    tensors["model.layers.1.mlp.up_proj.weight"][::32] /= 20
-    tensors["model.layers.1.mlp.down_proj.weight"][:, ::32] *= 20
+    tensors["model.layers.1.mlp.up_proj.weight"][::32] /= 30
+    tensors["model.layers.1.mlp.down_proj.weight"][:, ::32] *= 30
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
     return path
 
@@ -264,7 +265,7 @@ def argv(folder: Path, out: Path, *more: str) -> list[str]:
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     path = tmp_path_factory.mktemp("text") / "measured.txt"
-    path.write_text(default_text()[5000:7000])
+    path.write_text(TEXT[5000:7000])
     return ["--text", str(path)]
 
 

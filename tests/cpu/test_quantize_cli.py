@@ -9,9 +9,9 @@ import pytest
 import torch
 from command_line import make_folder, refused
 from safetensors.torch import load_file, save_file
+from written_text import TEXT
 
 from ridgeline.cli import main
-from ridgeline.data.calibration_text import default_text
 from ridgeline.errors import (
     CheckpointError,
     QualityError,
@@ -39,8 +39,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def shorter_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """The default calibration text is half a megabyte, which takes longest of all to tokenize."""
-    text = default_text()[:40_000]
-    monkeypatch.setattr("ridgeline.ladder.quantizing.quantize_job.default_text", lambda: text)
+    monkeypatch.setattr(
+        "ridgeline.ladder.quantizing.quantize_job.default_text", lambda: TEXT[:40_000]
+    )
 
 
 def argv(folder: Path, out: Path, text: Path, *more: str, scheme: str = "int8") -> list[str]:

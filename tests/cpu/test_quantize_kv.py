@@ -13,10 +13,10 @@ import pytest
 import torch
 import transformers
 from command_line import edit_json, generate, make_folder, refused
+from written_text import TEXT
 
 from ridgeline.cli import main
 from ridgeline.data import Tokenizer
-from ridgeline.data.calibration_text import default_text
 from ridgeline.engine import Engine
 from ridgeline.engine.local.ranks import task_for
 from ridgeline.errors import ConfigError, UnsupportedError
@@ -30,7 +30,7 @@ from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.recipe import KV, Parallel, Recipe
 
 BOUNDS = QualityBounds(max_kl=10.0, max_ppl_increase=0.99)
-JOB = QuantizeJob(parse_scheme("int8"), Rtn(), num_sequences=4, text=default_text()[:1000],
+JOB = QuantizeJob(parse_scheme("int8"), Rtn(), num_sequences=4, text=TEXT[:1000],
 window=60,
           bounds=BOUNDS)  # fmt: skip
 
@@ -46,7 +46,7 @@ def saved(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("quantized") / "out"
     quick = ["--sequences", "4", "--window", "40", "--bytes", "1500", "--device", "cpu"]
     text = out.parent / "text.txt"
-    text.write_text(default_text()[:1500])
+    text.write_text(TEXT[:1500])
     bound = ["--max-kl", "5", "--max-ppl-increase", "0.9", "--batch-sizes", "none"]
     about = ["--scheme", "int8", "--kv", "kv-int8", "--text", str(text), "--out", str(out)]
     assert main(["quantize", str(folder), *about, *quick, *bound]) == 0

@@ -19,9 +19,9 @@ from gguf_files import write_gguf
 from safetensors.torch import load_file, save_file
 from tiny_models import SMALL, spread_weights
 from tiny_tokenizers import byte_level_metadata
+from written_text import TEXT
 
 from ridgeline.cli import main
-from ridgeline.data.calibration_text import default_text
 from ridgeline.data.judged_text import judged_text
 from ridgeline.errors import UsageError
 from ridgeline.hardware.units import human_bytes
@@ -66,7 +66,7 @@ def q4_1(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def shorter_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long ones take longest of all to tokenize."""
-    calibration, judged = default_text()[:40_000], judged_text()[:3000]
+    calibration, judged = TEXT[:40_000], judged_text()[:3000]
     monkeypatch.setattr(f"{JOB}.default_text", lambda: calibration)
     monkeypatch.setattr(f"{JOB}.judged_text", lambda *_: judged)
 
@@ -294,7 +294,7 @@ def test_a_model_is_judged_on_text_unlike_the_calibration_s(
     monkeypatch.setattr(quantize_job, "cut", cut)
     monkeypatch.setattr(quantize_job, "calibration_batches", calibration_batches)
     own = tmp_path / "own.txt"
-    own.write_text(default_text()[50_000:80_000])
+    own.write_text(TEXT[50_000:80_000])
     table = shown(capsys, *argv(folder, tmp_path / "out", "--calibration", str(own)))
     assert judged == [judged_text()[:3000]]
     assert calibrated == [own.read_text()]

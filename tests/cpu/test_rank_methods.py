@@ -12,8 +12,8 @@ from command_line import make_folder, refused
 from packed import TINY
 from process_ranks import run_ranks
 from rank_work import sequences, whole_model
-from tiny_tokenizers import TEXT
 from torch import Tensor
+from written_text import TEXT
 
 from ridgeline.cli import main
 from ridgeline.errors import UsageError

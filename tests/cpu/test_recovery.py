@@ -12,7 +12,7 @@ import pytest
 import torch
 from command_line import make_folder, refused
 from packed import tiny
-from tiny_tokenizers import TEXT
+from written_text import TEXT
 
 from ridgeline.cli import main
 from ridgeline.data import Tokenizer

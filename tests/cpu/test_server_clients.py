@@ -13,11 +13,12 @@ import pytest
 from langchain_openai import ChatOpenAI
 from live_server import LiveServer, live_server, until
 from pydantic import BaseModel
+from tiny_tokenizers import no_blanks
 
 from ridgeline.cli.main import main
 
 MESSAGES: Any = [{"role": "user", "content": "hello there"}]
-SURE: Any = {"max_tokens": 200, "temperature": 0}  # this model, asked so, comes to an end
+SURE: Any = {"max_tokens": 200, "temperature": 0, "logit_bias": no_blanks()}  # it comes to an end
 WEATHER: Any = {
     "type": "function",
     "function": {

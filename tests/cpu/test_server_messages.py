@@ -14,11 +14,11 @@ import pytest
 from api_outputs import asked_for, rendered
 from live_server import LiveServer, live_server
 from test_server_thinking import TAGS, TEMPLATE
-from tiny_tokenizers import demo
+from tiny_tokenizers import demo, no_blanks
 
 KEY = "key-for-clients"
 HELLO: Any = [{"role": "user", "content": "hello there"}]
-GREEDY: Any = {"extra_body": {"temperature": 0}}
+GREEDY: Any = {"extra_body": {"temperature": 0, "logit_bias": no_blanks()}}
 WEATHER: Any = {
     "name": "weather",
     "description": "of a place",

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import TEMPLATE, make_folder, refused
-from tiny_tokenizers import TEXT
 from train_runs import Capture, make_text, words
+from written_text import TEXT
 
 from ridgeline.data import Tokenizer
 from ridgeline.data.loading import TokenStore, save_shards

@@ -18,8 +18,8 @@ import pytest
 import torch
 import transformers
 from command_line import make_folder, refused, run_process
-from tiny_tokenizers import TEXT
 from train_runs import Capture, make_text, same_bytes, single_thread, trained, words
+from written_text import TEXT
 
 from ridgeline.cli import main
 from ridgeline.data import Tokenizer

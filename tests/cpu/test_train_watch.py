@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 from command_line import make_folder, refused
-from tiny_tokenizers import TEXT
 from train_runs import Capture, same_bytes, single_thread, trained, words
+from written_text import TEXT
 
 from ridgeline.errors import HardwareError, NumericsError, UsageError
 from ridgeline.training.config import WatchOptions

@@ -176,6 +176,36 @@ def by_batch(point: Point, share: float) -> float:
     return 1.0 + float(point["batch"]) - share
 
 
+def test_an_answer_comes_though_the_best_run_changed_late() -> None:
+    """Enough was left for the first run alone, which then fell behind the second."""
+    trials = [
+        TrialState(0, {"batch": 4}, (3.0, 9.0)),
+        TrialState(1, {"batch": 8}, (4.0,)),
+    ]
+    space, rungs = SearchSpace((("batch", OneOf((4, 8, 16))),)), Rungs()
+    surrogate = Surrogate(space, rungs, trials, 0)
+    move = surrogate.best_move(Room(rungs, 0.7))
+    assert move == Move({"batch": 4}, 3, 0)
+    assert surrogate.best_move(Room(rungs, 0.5)) is None  # nothing could come to its end
+    surrogate.imagine(move)
+    assert surrogate.best_move(Room(rungs, 0.7)) is None  # it is on its way
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_small_budget_has_an_answer(seed: int) -> None:
+    """Losses at rungs that say nothing of those at the end: the best run changes all the time."""
+
+    def noise(point: Point, share: float) -> float:
+        what = math.log10(float(point["lr"])) * float(point["batch"]) * (1.0 + share + seed)
+        return 3.0 + math.sin(997.0 * what)
+
+    for runs in (1.0, 1.4, 2.0, 3.0):
+        loop = SearchLoop(journal_in_memory(SPACE), order(runs, seed=seed), ScriptedTrials(noise))
+        loop.run()
+        assert loop.best is not None, f"{runs} runs"
+        assert loop.used_runs <= runs + 1e-9
+
+
 @pytest.mark.parametrize(("num", "together"), [(1, 3), (3, 3), (5, 5)])
 def test_as_many_are_decided_as_run_at_once(num: int, together: int) -> None:
     class Counting(ScriptedTrials):

@@ -62,6 +62,7 @@ METAVARS = {"scheme": "NAME", "served_model_name": "NAME", "draft_model": "MODEL
             "sparsity": "WHAT", "teacher": "MODEL"}  # fmt: skip
 MODEL_HELP = "Hugging Face folder or hub name, GGUF file, or `demo`"
 DEVICE_HELP = "cpu, cuda or cuda:N (default: the GPU if there is one)"
+OUTPUT_TOKENS = 256  # per prompt of a prompt file, where none are named
 
 
 def add_model(parser: argparse.ArgumentParser, or_shape: bool = False) -> None:
@@ -103,7 +104,7 @@ def add_workload(
     workload.add_argument(
         "--output-tokens",
         type=int,
-        default=256,
+        default=OUTPUT_TOKENS,
         metavar="N",
         help="tokens to generate per prompt of a prompt file (default: %(default)s)",
     )

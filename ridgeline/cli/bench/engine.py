@@ -55,7 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group(parser, "model").add_argument(
         "--save-model", type=Path, metavar="DIR", help="save the model of --shape as a checkpoint"
     )
-    workload = add_workload(parser, meaning="throughput on a GPU, cpu on a CPU")
+    add_part_of_workload(add_workload(parser, meaning="throughput on a GPU, cpu on a CPU"))
+    add_measuring(parser)
+    add_save(parser)
+    add_flags(parser, Recipe)
+
+
+def add_part_of_workload(workload: argparse._ArgumentGroup) -> None:
+    """Which of its requests, and when they arrive."""
     workload.add_argument("--requests", type=int, metavar="N", help="use only the first N requests")
     workload.add_argument(
         "--category",
@@ -71,9 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     workload.add_argument(
         "--fitting", action="store_true", help="drop requests longer than the context"
     )
-    add_measuring(parser)
-    add_save(parser)
-    add_flags(parser, Recipe)
 
 
 def add_measuring(parser: argparse.ArgumentParser) -> None:
@@ -165,12 +169,22 @@ def check(args: argparse.Namespace) -> None:
         raise UsageError("--start loads a checkpoint; with --shape, add --save-model DIR")
     if args.save_model is not None and args.shape is None:
         raise UsageError("--save-model saves the model of --shape; add --shape")
+    check_part_of_workload(args)
+    for name, least in (("rounds", 1), ("warm_up", 0)):
+        check_least(args, name, least)
+
+
+def check_part_of_workload(args: argparse.Namespace) -> None:
     if args.at_once and args.speedup is not None:
         raise UsageError("--at-once and --speedup both change the arrivals; remove one")
-    for name, least in (("rounds", 1), ("warm_up", 0), ("requests", 1), ("output_tokens", 1)):
-        value = getattr(args, name)
-        if value is not None and value < least:
-            raise UsageError(f"--{name.replace('_', '-')} is {value}; give at least {least}")
+    for name in ("requests", "output_tokens"):
+        check_least(args, name, 1)
+
+
+def check_least(args: argparse.Namespace, name: str, least: int) -> None:
+    value = getattr(args, name)
+    if value is not None and value < least:
+        raise UsageError(f"--{name.replace('_', '-')} is {value}; give at least {least}")
 
 
 def prepared(

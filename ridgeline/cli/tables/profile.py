@@ -14,10 +14,20 @@ from ridgeline.hardware.units import human
 from ridgeline.profiling.collective_rows import HEADINGS, NUM_WORDS, collective_rows
 from ridgeline.profiling.gap_words import gap_sentence
 from ridgeline.profiling.profile_page import achieved_text, gap_of, seconds_text, share_text
+from ridgeline.profiling.run_rows import (
+    KIND_HEADINGS,
+    LOSS_HEADINGS,
+    LOSS_WORDS,
+    TEXTS,
+    kind_rows,
+    loss_rows,
+    run_sentence,
+)
 
 WIDE = 112  # columns of a terminal that has room for everything
 NARROW = ("calls", "bytes", "FLOPs")  # what others leave out
 LEAST_SHARE = 0.005  # of the step: ops with less stand together in one line
+LONG_SHARE = 0.1  # of a run: kinds of steps with less have no table of ops in a terminal
 COUNTERS = ("occupancy", "dram", "tensor")
 
 
@@ -27,7 +37,11 @@ def draw(document: Mapping[str, Any], console: Console) -> None:
     console.print(
         f"{document['model']} on {document['device']}: {document['loop']}, {document['form']}"
     )
-    for step in document["steps"]:
+    steps = document["steps"]
+    if "run" in document:
+        draw_run(document["run"], console)
+        steps = long_steps(document)
+    for step in steps:
         console.print()
         console.print(f"[bold]{step['label']}[/bold]: {headline(step)}")
         console.print(ops_table(step, is_wide=console.width >= WIDE))
@@ -39,10 +53,9 @@ def draw(document: Mapping[str, Any], console: Console) -> None:
             console.print()
             console.print(predicted_table(step))
     console.print()
-    console.print(
-        ". ".join(step["sentence"][:1].upper() + step["sentence"][1:] for step in document["steps"])
-        + "."
-    )
+    if "run" not in document:
+        sentences = [step["sentence"] for step in steps]
+        console.print(". ".join(text[:1].upper() + text[1:] for text in sentences) + ".")
     if document["gap"]:
         console.print(gap_sentence(gap_of(document)))
     if document["next"]:
@@ -54,6 +67,36 @@ def draw(document: Mapping[str, Any], console: Console) -> None:
     for what in ("trace", "html", "record"):
         if document[what] is not None:
             console.print(f"{what}: {document[what]}", soft_wrap=True)
+
+
+def draw_run(run: Mapping[str, Any], console: Console) -> None:
+    console.print(run_sentence(run))
+    console.print()
+    console.print(table_of(KIND_HEADINGS, kind_rows(run)))
+    console.print()
+    console.print(f"[bold]What is lost[/bold] ({LOSS_WORDS[:1].lower()}{LOSS_WORDS[1:-1]})")
+    console.print(table_of(LOSS_HEADINGS, loss_rows(run)))
+    for kind in run["kinds"]:
+        if kind["why_not_divided"] is not None and kind["share"] >= LEAST_SHARE:
+            console.print(f"not divided: {kind['label']}: {kind['why_not_divided']}")
+    console.print("[dim]ops of all kinds of steps: --html FILE, or --json[/dim]")
+
+
+def long_steps(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Steps of kinds that took much of the run; those of all are in --html and --json."""
+    shares = {kind["label"]: kind["share"] for kind in document["run"]["kinds"]}
+    return [step for step in document["steps"] if shares[step["name"]] >= LONG_SHARE]
+
+
+def table_of(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in headings:
+        is_text = name in TEXTS
+        justify: Literal["left", "right"] = "left" if is_text else "right"
+        table.add_column(name, justify=justify, no_wrap=not is_text, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def headline(step: Mapping[str, Any]) -> str:

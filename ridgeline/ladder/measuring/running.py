@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ridgeline.bench.engine import EngineRun, limit_of, run_workload, setup_s
+from ridgeline.bench.engine import EngineRun, run_workload, setup_s
 from ridgeline.data.workload import Workload, WorkloadRequest
 from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.execution.step_watch import StepWatch
@@ -33,6 +33,7 @@ from ridgeline.models.cost import Chunk, MeanStep, step_cost
 from ridgeline.profiling import step_limit
 from ridgeline.profiling.predicting.prediction import PhaseTime
 from ridgeline.profiling.predicting.situation import mean_work, phases_of
+from ridgeline.profiling.step_kinds import limit_of
 
 CURVE_PROMPT, CURVE_OUTPUT = 64, 24  # tokens, of each request of a point of the curve
 
@@ -168,7 +169,8 @@ class EngineRuns:
             wall_s = time.perf_counter() - began - (setup_s(engine) - setup_before)
         finally:
             engine.runner.watch = None
-        limit_s = limit_of(engine, [step.plan for step in watch.steps], self.hardware)
+        plans = [step.plan for step in watch.steps]
+        limit_s = limit_of(plans, engine.local.costs, self.hardware)
         return round_of(timed, wall_s, limit_s, 1.0)
 
     def _one(self, workload: Workload, index: int) -> Timed:

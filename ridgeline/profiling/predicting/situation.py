@@ -70,12 +70,24 @@ def phases_of(steps: Sequence[WatchedStep]) -> tuple[PhaseTime, ...]:
             kind,
             len(result),
             fmean(span.seconds for span in result),
-            _mean_plan([span.plan for span in result]),
+            mean_plan([span.plan for span in result]),
             device_s=fmean(min(span.seconds, span.device_s) for span in result),
         )
         for kind, result in spans.items()
         if result
     )
+
+
+def chunks_of(plan: StepPlan) -> list[Chunk]:
+    """What a step computed, sequence after sequence."""
+    pairs = zip(plan.num_tokens, plan.first_positions, strict=True)
+    return [Chunk(new, past) for new, past in pairs]
+
+
+def mean_plan(plans: Sequence[StepPlan]) -> MeanStep:
+    works = [mean_work(chunks_of(plan), len(plan.logit_tokens)) for plan in plans]
+    names = ("rows", "tokens", "logit_rows", "pairs", "keys")
+    return MeanStep(*(sum(getattr(w, name) for w in works) / len(works) for name in names))
 
 
 def mean_work(chunks: Sequence[Chunk], logit_rows: int | None = None) -> MeanStep:
@@ -97,15 +109,3 @@ class _Span(NamedTuple):
     plan: StepPlan
     seconds: float
     device_s: float  # until its own tokens
-
-
-def _mean_plan(plans: Sequence[StepPlan]) -> MeanStep:
-    works = [
-        mean_work(
-            [Chunk(*pair) for pair in zip(plan.num_tokens, plan.first_positions, strict=True)],
-            len(plan.logit_tokens),
-        )
-        for plan in plans
-    ]
-    names = ("rows", "tokens", "logit_rows", "pairs", "keys")
-    return MeanStep(*(sum(getattr(w, name) for w in works) / len(works) for name in names))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from itertools import count, islice
 from typing import Any, Protocol
 
 import torch
@@ -109,6 +110,31 @@ class EngineSteps:
             yield self.engine.step
         finally:
             self._end(ids)
+
+    @contextmanager
+    def mixing(
+        self, batch: int, context: int, num_prompts: int, length: int, num_steps: int
+    ) -> Iterator[StepFunction]:
+        """As `decoding`; beside those sequences each call takes `num_prompts` prompts of `length`
+        tokens to their first token, in the same step.
+        """
+        budget = self.engine.scheduler.token_budget
+        if batch + num_prompts * length > budget:
+            raise UsageError(
+                f"{batch} rows and {num_prompts} x {length} tokens are more than a step has "
+                f"({budget}); give a larger {flag('limits.token_budget')}"
+            )
+        sampling = Sampling(max_tokens=1, ignore_eos=True, seed=0)
+        numbers = count(batch)
+        with self.decoding(batch, context, num_steps) as step:
+
+            def mixed() -> object:
+                for number in islice(numbers, num_prompts):
+                    prompt = self._prompt(number, length)
+                    self.engine.add(prompt, sampling, request_id=("profile", number))
+                return step()
+
+            yield mixed
 
     @contextmanager
     def prefilling(self, batch: int, length: int) -> Iterator[StepFunction]:

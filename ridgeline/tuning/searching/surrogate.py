@@ -108,7 +108,21 @@ class Surrogate:
         ]
         if room.allows(0, own, is_leader=leader is None):
             moves += [Move(point, 1) for point in self._candidates()]
-        return moves
+        return moves or self._last_moves(room)
+
+    def _last_moves(self, room: Room) -> list[Move]:
+        """Where no run has come to its end: a run that became the leader may be too far from its
+        own, while the one before it, for which enough was left, is not.
+        """
+        moved = {move.trial for move in self._imagined}
+        open_trials = [trial for trial in self.trials if trial.is_open and trial.reached]
+        if moved or any(trial.reached == self.rungs.num for trial in open_trials):
+            return []
+        return [
+            Move(trial.point, trial.reached + 1, trial.number)
+            for trial in open_trials
+            if room.allows(trial.reached, trial.reached, is_leader=True)
+        ]
 
     def _leader(self) -> TrialState | None:
         """The run that is expected to end lowest."""

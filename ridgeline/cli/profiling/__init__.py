@@ -1,0 +1,1 @@
+"""What `ridgeline profile` runs: steps of chosen sizes, or a whole workload."""

@@ -60,7 +60,7 @@ def document(
         "counters": None if counted is None else counted.tool,
         "notes": [
             *notes,
-            *(note for step in steps for note in step.division.notes),
+            *(f"{step.label}: {note}" for step in steps for note in step.division.notes),
             *filter(None, [over_words(_shares(steps))]),
         ],
     }

@@ -31,16 +31,7 @@ from ridgeline.profiling.drawing import (
 )
 from ridgeline.profiling.gap_words import gap_rows, gap_sentence
 from ridgeline.profiling.predicting.prediction import GapPart
-from ridgeline.profiling.run_rows import (
-    KIND_HEADINGS,
-    KIND_WORDS,
-    LOSS_HEADINGS,
-    LOSS_WORDS,
-    TEXTS,
-    kind_rows,
-    loss_rows,
-    run_sentence,
-)
+from ridgeline.profiling.run_rows import TEXTS, RunTable, run_sentence, run_tables
 
 COLUMNS = (
     Column("op"),
@@ -87,7 +78,7 @@ def profile_page(document: ProfileDocument) -> str:
     if document["gap"]:
         sections.insert(1, _gap(document))
     if "run" in document:
-        sections[:1] = [*_run(document["run"]), sections[0]]
+        sections = [*map(_of_run, run_tables(document["run"])), *sections]
     if document["next"]:
         sections.append(Section("next", "What next", _next(document["next"]), document["assumed"]))
     name = document["model"]
@@ -123,18 +114,9 @@ def gap_of(document: ProfileDocument) -> list[GapPart]:
     return [GapPart(**part) for part in document["gap"]]
 
 
-def _run(run: ProfileDocument) -> list[Section]:
-    """Its kinds of steps, and what it lost."""
-    kinds = table(_columns(KIND_HEADINGS), kind_rows(run), "Kinds of steps")
-    losses = table(_columns(LOSS_HEADINGS), loss_rows(run), "The largest losses")
-    return [
-        Section("run", "The whole run", kinds, KIND_WORDS),
-        Section("losses", "What is lost, and what would mend it", losses, LOSS_WORDS),
-    ]
-
-
-def _columns(headings: Sequence[str]) -> tuple[Column, ...]:
-    return tuple(Column(name, is_number=name not in TEXTS) for name in headings)
+def _of_run(each: RunTable) -> Section:
+    columns = [Column(name, is_number=name not in TEXTS) for name in each.headings]
+    return Section(each.key, each.title, table(columns, each.rows, each.title), each.words)
 
 
 def _notes(notes: Sequence[str]) -> Markup | str:
@@ -144,7 +126,8 @@ def _notes(notes: Sequence[str]) -> Markup | str:
 def _bars(steps: Sequence[ProfileDocument]) -> Markup:
     """Of a training step also what was predicted of it."""
     meanings = TRAINING_PARTS if steps[0]["phase"] == "training" else PARTS
-    bars = {step["label"]: step["totals"] for step in steps}
+    named = "label" if len({step["phase"] for step in steps}) == len(steps) else "name"
+    bars = {step[named]: step["totals"] for step in steps}
     for step in steps:
         if step.get("predicted_totals"):
             bars = {"measured": step["totals"], "predicted": step["predicted_totals"]}

@@ -1,12 +1,13 @@
 """A divided run in words, as rows of tables, for the terminal and the page.
 
 run_sentence(document["run"])       # "throughput: 512 requests in 14.2 s, …"
+run_tables(document["run"])         # its kinds of steps, and what it lost
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ridgeline.hardware.units import human, percent
 
@@ -21,6 +22,24 @@ LOSS_WORDS = "Lost is what an op takes beyond the time at its ceiling, and all w
 MOST_LOSSES = 10
 LEAST_LOSS = 0.002  # of the run: less is not shown
 RunJson = Mapping[str, Any]
+
+
+class RunTable(NamedTuple):
+    key: str
+    title: str
+    words: str  # what its figures are
+    headings: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+def run_tables(run: RunJson) -> list[RunTable]:
+    return [
+        RunTable("run", "The whole run", KIND_WORDS, KIND_HEADINGS, kind_rows(run)),
+        RunTable(
+            "losses", "What is lost, and what would mend it", LOSS_WORDS, LOSS_HEADINGS,
+            loss_rows(run),
+        ),
+    ]  # fmt: skip
 
 
 def run_sentence(run: RunJson) -> str:

@@ -96,11 +96,10 @@ def test_steps_are_put_together_by_kind(engine: Engine) -> None:
     assert sum(kind.seconds for kind in kinds) + 3.0 == pytest.approx(9.5)  # the whole run
 
 
-def test_rows_are_in_kinds_of_twice_as_many() -> None:
+def test_rows_are_in_kinds_of_twice_as_many(engine: Engine) -> None:
     """Every number of rows stands in one kind, whose label holds it."""
     watch = watched(*((plan(rows), float(rows), rows + 0.5) for rows in range(1, 40)))
-    costs = Engine(RandomShape("tiny"), Recipe(), device="cpu").local.costs
-    kinds = kinds_of(watch, costs, detect("cpu"))
+    kinds = kinds_of(watch, engine.local.costs, detect("cpu"))
     for kind in kinds:
         rows = [each.num_decode_rows for each in kind.plans]
         assert max(rows) <= kind.most_rows

@@ -93,7 +93,6 @@ def whole_run(
     run = run_workload(engine, workload, hardware, progress, watch=watch)
     part = of_one_rank(hardware, subject.ranks_a_device)
     watched = kinds_of(watch, engine.local.costs, hardware, run.empty_s)
-    watch.steps.clear()  # its plans have every token
     kinds = divided_kinds(subject, watched, hardware, num_steps, progress)
     situation = situation_of(subject, part, phases_of_kinds(kinds), concurrency=run.mean_batch)
     advice = [each for each in what_next(situation) if each.flags]

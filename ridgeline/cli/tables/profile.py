@@ -14,15 +14,7 @@ from ridgeline.hardware.units import human
 from ridgeline.profiling.collective_rows import HEADINGS, NUM_WORDS, collective_rows
 from ridgeline.profiling.gap_words import gap_sentence
 from ridgeline.profiling.profile_page import achieved_text, gap_of, seconds_text, share_text
-from ridgeline.profiling.run_rows import (
-    KIND_HEADINGS,
-    LOSS_HEADINGS,
-    LOSS_WORDS,
-    TEXTS,
-    kind_rows,
-    loss_rows,
-    run_sentence,
-)
+from ridgeline.profiling.run_rows import TEXTS, run_sentence, run_tables
 
 WIDE = 112  # columns of a terminal that has room for everything
 NARROW = ("calls", "bytes", "FLOPs")  # what others leave out
@@ -71,11 +63,10 @@ def draw(document: Mapping[str, Any], console: Console) -> None:
 
 def draw_run(run: Mapping[str, Any], console: Console) -> None:
     console.print(run_sentence(run))
-    console.print()
-    console.print(table_of(KIND_HEADINGS, kind_rows(run)))
-    console.print()
-    console.print(f"[bold]What is lost[/bold] ({LOSS_WORDS[:1].lower()}{LOSS_WORDS[1:-1]})")
-    console.print(table_of(LOSS_HEADINGS, loss_rows(run)))
+    for each in run_tables(run):
+        console.print()
+        console.print(f"[bold]{each.title}[/bold]. {each.words}")
+        console.print(table_of(each.headings, each.rows))
     for kind in run["kinds"]:
         if kind["why_not_divided"] is not None and kind["share"] >= LEAST_SHARE:
             console.print(f"not divided: {kind['label']}: {kind['why_not_divided']}")

@@ -42,7 +42,8 @@ def test_a_full_disk_of_one_rank_is_an_error_of_all(rank: int, tmp_path: Path) -
 
 
 def killed(run: Path, rank: int, point: str, number: int, named: bool = False) -> None:
-    with pytest.raises(AssertionError, match=f"rank {rank} died|another rank has gone|closed by"):
+    told = f"rank {rank} died|another rank has gone|(closed|reset) by"
+    with pytest.raises(AssertionError, match=told):
         run_ranks(SHARD, save_and_die, TINY, run, rank, point, number, named)
 
 

@@ -52,8 +52,10 @@ def spans(tracer: Any, model: str) -> OnEnd:
     def on_end(row: RequestRow, now: float) -> None:
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
+        now_ns = time.time_ns()
+
         def wall(then: float) -> int:
-            return time.time_ns() - int((now - then) * 1e9)
+            return now_ns - int((now - then) * 1e9)
 
         span = tracer.start_span(
             f"generate {model}",

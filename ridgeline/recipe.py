@@ -107,9 +107,9 @@ class Limits:
         ),
     )
     max_graph_batch: int = field(
-        default=512,
+        default=2048,
         metadata=field_help(
-            "largest step, in tokens, that is captured as a graph", minimum=1, maximum=512
+            "largest step, in tokens, that is captured as a graph", minimum=1, maximum=2048
         ),
     )
     memory_share: float | None = field(

@@ -43,6 +43,7 @@ EDITS = {  # what changes each part of a step, and its head
     "host": ("overlap", "graphs"),
 }
 MORE_ROWS = "more rows a step"
+GRAPHS = "a fuller batch, whose steps are graphs, or --max-graph-batch"
 TUNE = "a better kernel: `ridgeline kernels tune`"
 
 
@@ -246,6 +247,8 @@ def mend_of(name: str, part: str, verdict: Verdict, advice: Sequence[Advice], on
     for each in advice:  # the best first
         if each.flags and any(edit in edits for edit in each.edit):
             return f"{each.flags} ({each.prediction.speedup:.2f}x in all)"
+    if part == "gaps" and not on_cpu:
+        return GRAPHS
     if part in ("gaps", "host"):
         return MORE_ROWS
     if part == "copies":

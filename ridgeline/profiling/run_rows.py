@@ -42,10 +42,14 @@ def run_tables(run: RunJson) -> list[RunTable]:
     ]  # fmt: skip
 
 
+def rate_words(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"
+
+
 def run_sentence(run: RunJson) -> str:
     text = (
         f"{run['workload']}: {run['num_requests']} requests in {human(run['wall_s'], 's')}, "
-        f"{run['output_tokens_per_s']:,.4g} output tokens/s"
+        f"{rate_words(run['output_tokens_per_s'])} output tokens/s"
     )
     if run["share_of_limit"] is not None:
         limit = human(run["limit_s"], "s")

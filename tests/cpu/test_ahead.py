@@ -10,22 +10,27 @@ import pytest
 from engines import engine_for, tiny
 
 from ridgeline.engine.execution.ahead import Ahead, plans
-from ridgeline.engine.execution.graphs import DECODE_SIZES, PROMPT_SIZES, graph_kind
+from ridgeline.engine.execution.graph_kinds import (
+    DECODE_SIZES,
+    PROMPT_SIZES,
+    GraphLimits,
+    graph_kind,
+)
 from ridgeline.engine.execution.rehearsal import JOBS
-from ridgeline.engine.memory.footprint import NUM_GRAPHS
 from ridgeline.engine.process import worker
 
 
 def keys(max_batch: int, max_context: int, max_tokens: int) -> list[Any]:
     found = []
-    for plan in plans(max_batch, max_context, max_tokens):
+    limits = GraphLimits(max_tokens, max_context, max_batch)
+    for plan in plans(limits):
         length = 1 + max(plan.first_positions[: plan.num_decode_rows], default=0)
-        found.append(graph_kind(plan, max_tokens, length, max_context))
+        found.append(graph_kind(plan, limits, length))
     return found
 
 
 def test_each_step_is_of_another_graph_and_the_likeliest_come_first() -> None:
-    found = keys(max_batch=512, max_context=131072, max_tokens=512)
+    found = keys(max_batch=2048, max_context=131072, max_tokens=2048)
     assert None not in found
     assert len(set(found)) == len(found) == 2 * len(DECODE_SIZES) + len(PROMPT_SIZES)
     assert [key.shape.num_tokens for key in found[:3]] == [1, 2, 4]
@@ -49,8 +54,7 @@ class FakeRunner:
             refused=set(),
             used_bytes=0,
             budget_bytes=1 << 30,
-            max_tokens=512,
-            max_context=self.max_context,
+            limits=GraphLimits(512, self.max_context, self.max_batch),
         )
         self.watch, self.watched = "somebody", []
         self.error: Exception | None = None
@@ -61,7 +65,7 @@ class FakeRunner:
             raise self.error
         self.watched.append(self.watch)
         length = 1 + max(plan.first_positions[: plan.num_decode_rows], default=0)
-        key = graph_kind(plan, 512, length, self.max_context)
+        key = graph_kind(plan, self.graphs.limits, length)
         assert key not in self.graphs.captured
         self.graphs.captured[key] = True
         return plan
@@ -76,12 +80,15 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
     return FakeRunner()
 
 
-def test_half_of_the_graphs_are_left_to_requests(runner: FakeRunner) -> None:
+def test_half_of_the_graphs_are_left_to_requests(
+    runner: FakeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ridgeline.engine.execution.ahead.NUM_GRAPHS", 40)
     ahead = Ahead(runner)  # type: ignore[arg-type]
     count = 0
     while ahead.one():
         count += 1
-    assert count == NUM_GRAPHS // 2
+    assert count == 20
     assert runner.watched == [None] * count  # no work of the server's
     assert runner.watch == "somebody"
 

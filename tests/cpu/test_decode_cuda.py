@@ -195,13 +195,14 @@ def test_cost_in_shared_memory_is_what_the_source_says(builds: dict[str, ctypes.
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
-def test_two_blocks_fit_an_sm(target: str) -> None:
+def test_blocks_fit_an_sm_together(target: str) -> None:
     for head_dim in cuda.HEAD_DIMS:
         for dtype in cuda.KINDS[:4]:
             cut = cuda.choose_cut(head_dim, dtype, TARGETS[target])
             queues = cut.num_warps * cut.stages * cuda.stage_bytes(head_dim, dtype)
-            assert 2 * (queues + 1024) <= TARGETS[target].shared_bytes + 1024
-    assert cuda.choose_cut(128, INT8, TARGETS["sm_90"]) == DecodeCut(8, 3)
+            assert cut.per_unit == (4 if dtype.itemsize == 1 else 2)
+            assert cut.per_unit * (queues + 1024) <= TARGETS[target].shared_bytes + 1024
+    assert cuda.choose_cut(128, INT8, TARGETS["sm_90"]) == DecodeCut(4, 2, 4)
     assert cuda.choose_cut(128, BF16, TARGETS["sm_90"]) == DecodeCut(4, 3)
 
 

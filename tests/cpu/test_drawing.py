@@ -376,6 +376,17 @@ def test_parts_add_up_on_one_scale() -> None:
     assert not tree(stacked_bars([Bar("b", [BarPart("x", 0.0)])], str)).all("svg", "stack")
 
 
+def test_many_bars_have_a_line_each() -> None:
+    """A column each would leave no room for what the parts are."""
+    parts = [BarPart("weights", 3.0, "codes and scales"), BarPart("KV", 1.0)]
+    bars = [Bar(f"step {number}", parts[: 1 + number % 2]) for number in range(5)]
+    figure = tree(stacked_bars(bars, lambda value: f"{value:g} B", whole="in all"))
+    legend, lines = figure.all("table")
+    assert len(legend.all("tr")) == 1 + 2
+    assert "codes and scales" in legend.text
+    assert [row.text for row in lines.all("tr")[1:3]] == ["step 03 B–3 B", "step 13 B1 B4 B"]
+
+
 def test_small_parts_take_no_colour_from_large_ones() -> None:
     small = [BarPart(f"small {number}", 0.1) for number in range(9)]
     figure = tree(

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.attention.paged import PagedSequences
-from ridgeline.engine.execution.graphs import PROMPT_ROWS, Graphs, graph_kind
+from ridgeline.engine.execution.graph_kinds import (
+    FEW_PROMPTS,
+    MANY_PROMPTS,
+    GraphLimits,
+    graph_kind,
+    is_mixed,
+)
+from ridgeline.engine.execution.graphs import Graphs
 from ridgeline.engine.execution.step_pass import PassKind, SamplingKind, StepPass
 from ridgeline.engine.loading.deterministic import deterministic
 from ridgeline.engine.memory.footprint import driver_bytes
@@ -106,6 +113,22 @@ def test_padding_does_no_harm() -> None:
 
 
 @pytest.mark.smoke
+def test_decode_rows_are_filled_up_before_the_prompts() -> None:
+    inputs = written(StepShape(12, 5, 3, 6))
+    assert inputs.slots.tolist() == [25, 62, -1, -1, -1, 130, 131, -1, -1, -1, -1, -1]
+    assert inputs.ids.tolist() == [0, 7, 0, 0, 0, 11, 12, 13, 0, 0, 0, 0]
+    assert inputs.sources.tolist() == [5, *[ON_HOST] * 11]
+    assert inputs.positions.tolist()[5:8] == [2, 3, 4]
+    assert inputs.lengths.tolist() == [10, 40, 1, 1, 1, 5, 5, 5, 1, 1, 1, 1]
+    assert inputs.seats.tolist() == [4, 1, 6, 6, 6, 0, 6, 6]
+    assert inputs.totals.tolist() == [10, 31, 0, 0, 0, 5, 0, 4]
+    assert inputs.order.tolist() == [1, 0, 2, 3, 4]
+    assert inputs.starts.tolist() == [0, 3, 3, 7]
+    assert inputs.logit_tokens.tolist() == [0, 1, 7, 0, 0, 0]
+    assert inputs.draw_positions.tolist()[:3] == [10, 31, 5]
+
+
+@pytest.mark.smoke
 def test_sections_do_not_overlap_and_are_aligned() -> None:
     for shape in (shape_of(PLAN), StepShape(1, 1, 0, 1), StepShape(513, 0, 8, 8)):
         ends = 0
@@ -153,6 +176,33 @@ def test_the_gpus_path_is_exact(name: str) -> None:
         assert_exact(engine_with(engine, graphs), [[*prompt[1:], 5]], [sampling])
     assert any(key.shape.num_prompt_rows for key in graphs.keys)
     assert {choice.keeps for choice in graphs.choices} == {True, False}
+
+
+@pytest.mark.sweep(keep=10)
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_prompts_beside_a_full_batch_are_exact(
+    name: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few tokens a step: prompts come in pieces, beside those that run already. Half is full."""
+    monkeypatch.setattr("ridgeline.engine.execution.graph_kinds.FULL", 0.5)
+    engine = engine_for(tiny(name), budget=24, max_batch=4, overlap=overlap)
+    engine.runner.passes.sequences, engine.runner.passes.starts_at_once = PagedSequences, True
+    engine.runner.graphs = graphs = PaddedSteps(engine, max_tokens=40)
+    longest = min(40, engine.max_context - 9)
+    prompts = prompts_of([3, 7, min(30, longest), longest, 5, 11])
+    samplings = [
+        Sampling(max_tokens=9),
+        Sampling(max_tokens=7, temperature=0.8, seed=4, frequency_penalty=0.5),
+        Sampling(max_tokens=6, temperature=1.0, top_p=0.8, seed=9, n=2),
+        *[Sampling(max_tokens=count) for count in (3, 8, 5)],
+    ]
+    for _ in range(2):  # a kind is replayed when it is met again
+        assert_exact(engine, prompts, samplings)
+        prompts = [[*prompt[1:], 5] for prompt in prompts]
+    mixed = {kind for kind in graphs.keys if is_mixed(kind)}
+    assert mixed
+    assert graphs.met == mixed
 
 
 @pytest.mark.parametrize("name", ["llama-tied", "gemma2", "granite"])
@@ -250,21 +300,50 @@ def plan_of(num_decode: int, prompts: list[int]) -> StepPlan:
         (plan_of(9, []), 1025, PassKind(StepShape(12, 12, 0, 12), 4096)),
         (plan_of(65, []), 20_000, PassKind(StepShape(80, 80, 0, 80), 30_000)),
         (plan_of(81, []), 100, None),  # more than the largest
-        (plan_of(0, [40]), 1, PassKind(StepShape(64, 0, PROMPT_ROWS, PROMPT_ROWS), 30_000)),
+        (plan_of(0, [40]), 1, PassKind(StepShape(64, 0, FEW_PROMPTS, FEW_PROMPTS), 30_000)),
         (plan_of(0, [40, 41]), 1, None),
-        (plan_of(0, [5] * PROMPT_ROWS), 1, None),  # no row is left for the padding
-        (plan_of(2, [20]), 100, None),  # mixed
+        (plan_of(0, [5] * FEW_PROMPTS), 1, None),  # no row is left for the padding
     ],
 )
 def test_which_graph_serves_a_step(
     plan: StepPlan, max_length: int, expected: PassKind | None
 ) -> None:
-    assert graph_kind(plan, 80, max_length, 30_000) == expected
+    assert graph_kind(plan, GraphLimits(80, 30_000, 80), max_length) == expected
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("plan", "max_length", "expected"),
+    [
+        (plan_of(19, [20]), 100, PassKind(StepShape(64, 20, FEW_PROMPTS, 20), 4096)),
+        (plan_of(18, [5, 4]), 5000, PassKind(StepShape(32, 20, FEW_PROMPTS, 20), 16384)),
+        (plan_of(18, [50]), 20_000, PassKind(StepShape(80, 20, FEW_PROMPTS, 20), 30_000)),
+        (plan_of(17, [20]), 100, None),  # more could decode
+        (plan_of(18, [61]), 100, None),  # with two rows more, 81 tokens
+        (plan_of(21, [20]), 100, None),  # rows of drafts
+        (plan_of(19, [2, 2]), 100, None),  # a sample more than there are streams
+    ],
+)
+def test_prompts_have_a_graph_beside_a_full_batch(
+    plan: StepPlan, max_length: int, expected: PassKind | None
+) -> None:
+    assert graph_kind(plan, GraphLimits(80, 30_000, max_batch=20), max_length) == expected
 
 
 @pytest.mark.smoke
 def test_padding_longer_than_the_context_is_not_made() -> None:
-    assert graph_kind(plan_of(0, [30, 30, 30, 30, 30, 30]), 512, 1, 8) is None
+    limits = GraphLimits(512, max_context=8, max_batch=8)
+    for num_decode, prompts in ((0, 6), (8, 5)):
+        assert graph_kind(plan_of(num_decode, [30] * prompts), limits, 1) is None
+
+
+@pytest.mark.smoke
+def test_larger_steps_hold_more_prompts() -> None:
+    limits = GraphLimits(2048, 30_000, max_batch=512)
+    kind = graph_kind(plan_of(490, [31] * 20), limits, 100)
+    assert kind == PassKind(StepShape(1152, 512, MANY_PROMPTS, 512), 4096)
+    assert graph_kind(plan_of(480, [31] * MANY_PROMPTS), limits, 100) is None
+    assert graph_kind(plan_of(500, [1537]), limits, 100) is None
 
 
 def test_notes_are_in_the_order_of_launch() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.attention.decode_rows import DecodeRows
 from ridgeline.engine.attention.paged import PagedSequences
-from ridgeline.engine.execution.graphs import graph_kind
+from ridgeline.engine.execution.graph_kinds import GraphLimits, graph_kind
 from ridgeline.engine.execution.rehearsal import decode_plan, draft_plan
 from ridgeline.engine.execution.step_pass import PassKind
 from ridgeline.engine.scheduling.step_plan import StepPlan
@@ -209,7 +209,8 @@ def test_drafts_of_a_stream_do_not(watched: list[int], caplog: pytest.LogCapture
 def test_a_graph_with_drafts_is_another(watched: list[int]) -> None:
     """Of as many rows: what was captured for rows of their own must not serve drafts."""
     shared = flattened(draft_plan(11), DraftSlots(12, 11), one_token_rows=True)
-    keys = [graph_kind(plan, 64, 10, 4096) for plan in (decode_plan(12), shared)]
+    limits = GraphLimits(64, 4096, 64)
+    keys = [graph_kind(plan, limits, 10) for plan in (decode_plan(12), shared)]
     own, other = keys
     assert own is not None
     assert other is not None

@@ -65,7 +65,7 @@ UNUSUAL = Recipe(
         (KV, {"page_size": 16.0}, "page_size is 16.0; give a whole number of at least 1"),
         (Limits, {"max_context": 0}, "max_context is 0; give a whole number of at least 1"),
         (Limits, {"max_batch": True}, "max_batch is True"),
-        (Limits, {"max_graph_batch": 513}, "from 1 to 512"),
+        (Limits, {"max_graph_batch": 2049}, "from 1 to 2048"),
         (Limits, {"memory_share": 0.0}, "memory_share is 0.0; give a number from 0.01 to 1.0"),
         (Limits, {"memory_share": float("nan")}, "memory_share is nan"),
         (Limits, {"max_batch": 64, "token_budget": 63}, "token_budget of at least 64"),
@@ -168,11 +168,11 @@ def test_auto_is_filled_in_by_device_and_model() -> None:
     on_gpu = with_auto(Recipe(), MODEL, torch.bfloat16, "cuda:0")
     assert (on_gpu.dtype, on_gpu.kv.dtype, on_gpu.kernels) == ("bf16", "bf16", "fused")
     assert (on_gpu.graphs, on_gpu.overlap) == (True, True)
-    assert on_gpu.limits == Limits(4096, 512, 8192, 512, 0.9)
+    assert on_gpu.limits == Limits(4096, 512, 8192, 2048, 0.9)
     on_cpu = with_auto(Recipe(), MODEL, torch.float32, "cpu")
     assert (on_cpu.dtype, on_cpu.kv.dtype, on_cpu.kernels) == ("fp32", "fp32", "reference")
     assert (on_cpu.graphs, on_cpu.overlap) == (False, False)
-    assert on_cpu.limits == Limits(4096, 128, 512, 512, 0.5)
+    assert on_cpu.limits == Limits(4096, 128, 512, 2048, 0.5)
 
 
 def test_auto_leaves_nothing_open_and_changes_nothing_given() -> None:

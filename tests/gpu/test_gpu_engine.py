@@ -12,6 +12,7 @@ from tiny_models import MODELS
 from ridgeline.capture import capture
 from ridgeline.engine import Engine, Sampling
 from ridgeline.engine.execution.ahead import Ahead
+from ridgeline.engine.execution.graph_kinds import is_mixed
 from ridgeline.engine.naive import OneSequence
 from ridgeline.models import Transformer, build_model, fill_random
 from ridgeline.models.shapes import describe_shape
@@ -154,6 +155,26 @@ def test_graphs_change_nothing() -> None:
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "mixtral"])
+@pytest.mark.parametrize("kv_dtype", ["fp32", "fp8"])
+def test_graphs_with_prompts_beside_decode_rows_change_nothing(name: str, kv_dtype: str) -> None:
+    """Prompts come in pieces while others decode, in the same batches with and without graphs; once
+    more, when all sizes have been met.
+    """
+    model = tiny(name, "fp32", "cuda")
+    longest = model.config.max_context - 30
+    prompts = prompts_of([min(7 + 5 * index, longest) for index in range(24)])
+    samplings = [Sampling(max_tokens=5 + index % 17, ignore_eos=True) for index in range(24)]
+    limits = {"budget": 48, "max_batch": 6, "num_pages": 400, "prefix_cache": False}
+    plain = engine_for(model, **limits, kv_dtype=kv_dtype, graphs=False)
+    expected = tokens_of(plain.generate(prompts, samplings))
+    engine = engine_for(model, **limits, kv_dtype=kv_dtype)
+    for _ in range(2):
+        assert tokens_of(engine.generate(prompts, samplings)) == expected
+    assert_idle(engine)
+    assert any(is_mixed(kind) for kind in engine.runner.graphs.captured)
+
+
 def test_graphs_are_replayed_and_stay_within_their_memory() -> None:
     model = shape_model()
     kv, limits = KV(page_size=64), Limits(max_batch=64, max_context=4096)
@@ -188,6 +209,7 @@ def test_the_memory_plan_is_what_is_used() -> None:
     prompts = prompts_of([2000] * 16, vocab_size=model.config.vocab_size)
     torch.cuda.reset_peak_memory_stats()
     engine.generate(prompts, Sampling(max_tokens=40, ignore_eos=True, temperature=0.6))
+    engine.generate(prompts[:1], Sampling(max_tokens=2, ignore_eos=True))  # the largest graph
     used = torch.cuda.max_memory_allocated() - start
     items = {item.name: item.num_bytes for item in engine.memory_plan.items}
     assert used == pytest.approx(engine.memory_plan.used_bytes, rel=0.05), items

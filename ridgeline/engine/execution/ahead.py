@@ -17,7 +17,12 @@ from collections.abc import Iterator
 from itertools import islice
 
 from ridgeline.engine.execution.faults import reason_of
-from ridgeline.engine.execution.graphs import DECODE_SIZES, PROMPT_SIZES, bounds_below, graph_kind
+from ridgeline.engine.execution.graph_kinds import (
+    PROMPT_SIZES,
+    GraphLimits,
+    bounds_below,
+    graph_kind,
+)
 from ridgeline.engine.execution.rehearsal import JOBS, decode_plan, prompt_plan
 from ridgeline.engine.execution.runner import Runner
 from ridgeline.engine.memory.footprint import NUM_GRAPHS
@@ -52,22 +57,23 @@ class Ahead:
     def _missing(self) -> Iterator[StepPlan]:
         graphs = self.runner.graphs
         assert graphs is not None, "they are asked for where there are some"
-        for plan in plans(self.runner.max_batch, self.runner.max_context, graphs.max_tokens):
+        for plan in plans(graphs.limits):
             length = 1 + max(plan.first_positions[: plan.num_decode_rows], default=0)
-            kind = graph_kind(plan, graphs.max_tokens, length, graphs.max_context)
+            kind = graph_kind(plan, graphs.limits, length)
             if len(graphs.captured) >= NUM_GRAPHS // 2 or graphs.used_bytes >= graphs.budget_bytes:
                 return
             if kind is not None and kind not in graphs.captured and kind not in graphs.refused:
                 yield plan
 
 
-def plans(max_batch: int, max_context: int, max_tokens: int) -> Iterator[StepPlan]:
+def plans(limits: GraphLimits) -> Iterator[StepPlan]:
     """Steps of nobody, one for each graph, the likeliest first: short sequences, then longer ones,
     each with few streams before many.
     """
-    sizes = [size for size in DECODE_SIZES if size <= min(max_batch, max_tokens)]
+    most = min(limits.max_batch, limits.max_tokens)
+    sizes = [size for size in limits.decode_sizes if size <= most]
     yield from (decode_plan(size) for size in sizes)
-    largest = min(max_context, max_tokens)
+    largest = min(limits.max_context, limits.max_tokens)
     yield from (prompt_plan(size) for size in PROMPT_SIZES if size <= largest)
-    for length in islice(bounds_below(max_context), 1):
+    for length in islice(bounds_below(limits.max_context), 1):
         yield from (decode_plan(size, first_position=length) for size in sizes)

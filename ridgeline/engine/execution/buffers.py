@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ridgeline.engine.execution.graph_kinds import MANY_PROMPTS
 from ridgeline.engine.memory.footprint import FEWEST_DRAFTED
 from ridgeline.engine.steps.batch import StepShape, num_words
 from ridgeline.engine.steps.flat_plan import DraftSlots
@@ -38,7 +39,8 @@ class StepBuffers:
         if num_drafts:
             max_rows = max(max_rows, min(FEWEST_DRAFTED, limits.max_graph_batch))
         num_tokens = max(limits.token_budget, limits.max_graph_batch)
-        largest = StepShape(num_tokens, max_rows, limits.max_batch, max_rows)
+        padding = MANY_PROMPTS  # rows and samples that fill up a graph
+        largest = StepShape(num_tokens, max_rows, limits.max_batch + padding, max_rows + padding)
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)

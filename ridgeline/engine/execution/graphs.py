@@ -1,8 +1,8 @@
 """Steps as captured graphs: a small step is launched in two calls instead of some hundreds.
 
-Two kinds of steps are captured, each when it is first met: decode rows alone, and a few prompts of
-at most `max_tokens` tokens together. Their sizes are padded up, so that few graphs serve all. A
-graph is the forward pass up to the logits; a second one samples from them, with or without filters,
+Which steps share a graph is in graph_kinds.py. A kind is captured when it is first met; one with
+decode rows and prompts when it comes again, as it may be the only one of its size. A graph is the
+forward pass up to the logits; a second one samples from them, with or without filters,
 so that a grammar's masks can be filled in between; where nothing follows the choice, it also leaves
 the tokens where the host and the next step look for them. All of them share one pool of memory and
 stay within what was planned for them; a step for which no graph is left, or whose capture failed,
@@ -17,34 +17,34 @@ from __future__ import annotations
 
 import logging
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ridgeline.capture import capture
+from ridgeline.engine.execution.graph_kinds import (
+    DECODE_SIZES,
+    FP8_SIZES,
+    MANY_PROMPTS,
+    GraphLimits,
+    graph_kind,
+    is_mixed,
+    padded,
+    up_to,
+)
 from ridgeline.engine.execution.step_pass import PassKind, SamplingKind, StepPass
-from ridgeline.engine.memory.footprint import FEWEST_DRAFTED, NUM_GRAPHS, driver_bytes
-from ridgeline.engine.scheduling.step_plan import StepPlan
-from ridgeline.engine.steps.batch import StepInputs, StepShape, shape_of
-from ridgeline.engine.steps.flat_plan import of_own_sequences
+from ridgeline.engine.memory.footprint import NUM_GRAPHS, driver_bytes
+from ridgeline.engine.steps.batch import StepInputs
 from ridgeline.engine.steps.notes import Note, noting
 from ridgeline.kernels.launch import only_compiling
 from ridgeline.models import Transformer
+from ridgeline.quantization.linear import QuantizedLinear
+from ridgeline.quantization.scheme import FP8
 
 log = logging.getLogger(__name__)
-
-# From 128 on, sizes that cuBLAS is good at, since padding costs less than a bad size: on the H200 a
-# layer of an 8B model takes 205 µs with 304 rows and 217 with 320, 270 with 432 and 402 with 448.
-DECODE_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 208, 256, 304, 384, 432, 512)
-PROMPT_SIZES = (16, 32, 64, 128, 192, 256, 384, 512)  # tokens
-PROMPT_ROWS = 8  # prompts in one graph, one of them to hold the padding
-LENGTH_STEP = 4  # decode graphs are made for sequences up to 1024, 4096, … tokens
-SHORTEST_LENGTH = 1024
 
 
 class GraphWork(Protocol):
@@ -54,6 +54,10 @@ class GraphWork(Protocol):
 
     @property
     def model(self) -> Transformer: ...
+
+    @property
+    def max_batch(self) -> int:
+        """Streams that decode at once, at most."""
 
     @property
     def max_rows(self) -> int:
@@ -81,6 +85,14 @@ class GraphWork(Protocol):
         """Leave the tokens for the host and the next step."""
 
 
+def in_fp8(model: Transformer) -> bool:
+    """Whether steps of many rows go through torch's products of fp8 with fp8."""
+    return any(
+        isinstance(part, QuantizedLinear) and part.inputs == FP8 and part.scheme.spread != "block"
+        for part in model.modules()
+    )
+
+
 @dataclass
 class Captured:
     """The graphs of a kind of passes."""
@@ -88,59 +100,6 @@ class Captured:
     forward: torch.cuda.CUDAGraph
     notes: list[Note]
     samplers: dict[SamplingKind, tuple[torch.cuda.CUDAGraph, Tensor]] = field(default_factory=dict)
-
-
-def padded(size: int, sizes: tuple[int, ...]) -> int | None:
-    """The smallest of `sizes` that holds this many."""
-    index = bisect_left(sizes, size)
-    return sizes[index] if index < len(sizes) else None
-
-
-def length_bound(length: int) -> int:
-    """Of the decode graphs that serve a sequence of this length."""
-    bound = SHORTEST_LENGTH
-    while bound < length:
-        bound *= LENGTH_STEP
-    return bound
-
-
-def bounds_below(length: int) -> Iterator[int]:
-    """The bounds that sequences of up to this length pass, each of which needs another graph."""
-    bound = SHORTEST_LENGTH
-    while bound < length:
-        yield bound
-        bound *= LENGTH_STEP
-
-
-def graph_kind(
-    plan: StepPlan, max_tokens: int, max_length: int, max_context: int
-) -> PassKind | None:
-    """The graph that can serve a step, or None: the step is mixed, or too large."""
-    shape = shape_of(plan)
-    if not shape.num_samples:
-        return None
-    if shape.num_prompt_rows == 0:
-        own_sequences = of_own_sequences(plan)
-        fewest = shape.num_tokens if own_sequences else min(FEWEST_DRAFTED, max_tokens)
-        size = padded(max(shape.num_tokens, fewest), _up_to(DECODE_SIZES, max_tokens))
-        if size is None or shape.num_samples != shape.num_tokens:
-            return None
-        shape = StepShape(size, size, 0, size)
-        return PassKind(shape, min(length_bound(max_length), max_context), own_sequences)
-    if shape.num_decode_rows or shape.num_prompt_rows >= PROMPT_ROWS:
-        return None
-    size = padded(shape.num_tokens, _up_to(PROMPT_SIZES, max_tokens))
-    if size is None or shape.num_samples > PROMPT_ROWS:
-        return None
-    if size - shape.num_tokens > max_context:  # the padding is a sequence too
-        return None
-    return PassKind(StepShape(size, 0, PROMPT_ROWS, PROMPT_ROWS), max_context)
-
-
-@cache
-def _up_to(sizes: tuple[int, ...], limit: int) -> tuple[int, ...]:
-    """The sizes that are allowed, the limit itself the last."""
-    return (*(size for size in sizes if size < limit), limit)
 
 
 class Graphs:
@@ -154,10 +113,13 @@ class Graphs:
     def __init__(
         self, work: GraphWork, max_tokens: int, max_context: int, budget_bytes: int
     ) -> None:
-        self.work, self.max_tokens, self.max_context = work, max_tokens, max_context
+        self.work = work
+        sizes = FP8_SIZES if in_fp8(work.model) else DECODE_SIZES
+        self.limits = GraphLimits(max_tokens, max_context, work.max_batch, sizes)
         self.budget_bytes, self.used_bytes = budget_bytes, 0
         self.captured: dict[PassKind, Captured] = {}
         self.refused: set[PassKind] = set()  # whose capture failed
+        self.met: set[PassKind] = set()  # once: captured if they come again
         self.setup_s = 0.0  # that compiling and capturing took, in which no step could run
         self.by_hand = False  # run what is captured launch by launch, for whoever traces it
         # Numbers are not right in a pass in which no kernel runs: experts are chosen by them.
@@ -165,8 +127,8 @@ class Graphs:
         self.finds_its_way = not has_experts and not self.has_ranks
         self._pool: Any = None
         # Where every graph leaves its logits: one buffer for all, or each would keep its own.
-        most = padded(min(max_tokens, work.max_rows), _up_to(DECODE_SIZES, max_tokens))
-        rows = max(PROMPT_ROWS, most or max_tokens)
+        most = padded(min(max_tokens, work.max_rows), up_to(sizes, max_tokens))
+        rows = max(MANY_PROMPTS, most or max_tokens)
         self.device, dtype = work.model.embed.weight.device, work.model.logits_dtype
         shape = (rows, work.model.config.vocab_size)
         self.logits_RV = torch.empty(shape, dtype=dtype, device=self.device)
@@ -187,10 +149,15 @@ class Graphs:
             for key in plan.keys[plan.num_decode_rows :]
         ):
             return None
-        kind = graph_kind(plan, self.max_tokens, max_length, self.max_context)
+        kind = graph_kind(plan, self.limits, max_length)
         if kind is None or kind in self.refused:
             return None
-        return kind if kind in self.captured or self._has_room() else None
+        if kind in self.captured:
+            return kind
+        if is_mixed(kind) and kind not in self.met:
+            self.met.add(kind)
+            return None
+        return kind if self._has_room() else None
 
     def replay(
         self, kind: PassKind, inputs: StepInputs, sampling: SamplingKind

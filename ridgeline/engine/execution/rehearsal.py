@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 
-from ridgeline.engine.execution.graphs import bounds_below
+from ridgeline.engine.execution.graph_kinds import bounds_below
 from ridgeline.engine.execution.runner import InFlight, Runner
 from ridgeline.engine.requests.request import Sampling
 from ridgeline.engine.sampling.extras import DeviceJob

@@ -35,7 +35,7 @@ WORKSPACE_BYTES = {  # scratch of libraries: cuBLAS's and split kernels' sums on
     "fused": 128 << 20,
     "reference": 32 << 20,
 }
-NUM_GRAPHS = 80  # sizes of steps that are captured; those between are padded up
+NUM_GRAPHS = 128  # sizes of steps that are captured; those between are padded up
 # Rows of a step with drafts, if it has fewer: another graph is captured in the middle of a stream,
 # which waits for as long as hundreds of steps take; and up to 16 rows a product takes as long.
 FEWEST_DRAFTED = 12

@@ -3,8 +3,9 @@
 All numbers of a step lie in one buffer of 32-bit words, section after section: written on the host
 with numpy, sent in one copy, and seen on the device as named views (`StepInputs`). Where they lie
 follows from the step's `StepShape` alone, so that a captured graph finds them in place; a step
-smaller than its shape is padded at the end of each section. Of each stream the host keeps a line in
-`SeatTable`, from which a step takes what its rows need: nothing of it lives on the device.
+smaller than its shape is padded behind its decode rows and at the end of each section. Of each
+stream the host keeps a line in `SeatTable`, from which a step takes what its rows need: nothing of
+it lives on the device.
 Letters: T tokens, B rows (decode rows first), R samples.
 
 Each sample has one row of logits; drafts, which need more, are for speculation to add.
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from ridgeline.engine.requests.request import Sampling
 from ridgeline.engine.scheduling.step_plan import NOT_WRITTEN, StepPlan
-from ridgeline.engine.steps.flat_plan import sample_words
+from ridgeline.engine.steps.flat_plan import sample_words, with_decode_rows
 
 ON_HOST = -1  # a token's source: its id is known, and not to be taken from the last step's samples
 STAYS = -1  # a token that is where it belongs
@@ -184,6 +185,8 @@ def write(
     as rows, where a graph judges them.
     """
     where = sections(shape)
+    if shape.num_prompt_rows and plan.num_decode_rows < shape.num_decode_rows:
+        plan = with_decode_rows(plan, shape.num_decode_rows, seats.padding)
     _put(words[where["ids"]], plan.token_ids)
     sources = words[where["sources"]]
     sources[:] = ON_HOST

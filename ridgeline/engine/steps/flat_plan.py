@@ -11,13 +11,14 @@ so the kernels and graphs of decode steps serve them as they are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ridgeline.engine.scheduling.partial_plan import cut
-from ridgeline.engine.scheduling.step_plan import Axis, StepPlan, names_of
+from ridgeline.engine.scheduling.step_plan import NOT_WRITTEN, Axis, StepPlan, names_of
 
 
 class DraftSlots(NamedTuple):
@@ -87,6 +88,33 @@ def without_drafts(plan: StepPlan) -> StepPlan:
         row += plan.num_tokens[draft_row]
     heads.extend(range(row, len(flat.seats)))
     return cut(flat, [(row, 0, flat.num_tokens[row]) for row in heads])[0]
+
+
+def with_decode_rows(plan: StepPlan, count: int, seat: int) -> StepPlan:
+    """The same step with so many decode rows before its prompts: those it lacks are of no length,
+    in a seat that is nobody's. Its samples are the same.
+    """
+    decode = plan.num_decode_rows
+    more = count - decode
+
+    def filled(values: Sequence[int], value: int) -> list[int]:
+        return [*values[:decode], *[value] * more, *values[decode:]]
+
+    def moved_on(tokens: Sequence[int]) -> list[int]:
+        return [token if token < decode else token + more for token in tokens]
+
+    return plan._replace(
+        num_decode_rows=count,
+        seats=filled(plan.seats, seat),
+        first_positions=filled(plan.first_positions, -1),
+        num_tokens=filled(plan.num_tokens, 1),
+        token_ids=filled(plan.token_ids, 0),
+        positions=filled(plan.positions, 0),
+        slots=filled(plan.slots, NOT_WRITTEN),
+        device_tokens=moved_on(plan.device_tokens),
+        moved_tokens=moved_on(plan.moved_tokens),
+        logit_tokens=moved_on(plan.logit_tokens),
+    )
 
 
 def _with_one_token_rows(plan: StepPlan, flat: StepPlan) -> StepPlan:

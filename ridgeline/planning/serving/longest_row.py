@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from ridgeline.engine.execution.graphs import (
+from ridgeline.engine.execution.graph_kinds import (
     DECODE_SIZES,
     LENGTH_STEP,
     SHORTEST_LENGTH,

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from math import hypot, sqrt
 from typing import NamedTuple
 
+from ridgeline.engine.execution.graph_kinds import is_full
 from ridgeline.engine.memory.parts import part_of
 from ridgeline.models.cost import MeanStep
 from ridgeline.planning.serving.longest_row import HIDDEN, SHARE, LongestRow, SplitRead
@@ -277,6 +278,7 @@ class PredictedTimes:
         self._host_s = self._parts(1, 1).host_s + tuning.step_s
         self._launched: dict[int, int] = {}
         uses_graphs = state.uses_graphs and not recipe.parallel.tensor > 1
+        self._max_batch = recipe.limits.max_batch or 0
         self._largest_graph = recipe.limits.max_graph_batch or 0 if uses_graphs else 0
         self._cut: LongestRow | None = None
         if tuning.own_kernels and state.is_fused and state.on_gpu and self.windows[0] is None:
@@ -310,8 +312,8 @@ class PredictedTimes:
             own = base.ticks(keys, longest) + self._per_pair * pairs
             return StepTicks(int(own * tuning.prompts), 0)
         device = base.device(keys, longest) + self._per_pair * pairs
-        is_graph = not keys[0] and tokens <= self._largest_graph
-        launches = 0 if is_graph else self._eager(tokens)
+        has_graph = not keys[0] or is_full(samples, self._max_batch)
+        launches = 0 if has_graph and tokens <= self._largest_graph else self._eager(tokens)
         return StepTicks(int(device * tuning.prompts) + base.host, launches)
 
     def _eager(self, tokens: int) -> int:

@@ -13,6 +13,7 @@ from ridgeline.profiling.drawing.marks import NUM_PARTS, swatch
 from ridgeline.profiling.drawing.markup import Markup, element
 from ridgeline.profiling.drawing.tables import Column, table
 
+MOST_COLUMNS = 3  # of bars in the table; of more each has a line
 LEAST_SHARE = 0.004  # of its bar: what is less is not drawn, and stands in the table
 
 
@@ -37,8 +38,8 @@ def stacked_bars(
     are_shares: bool = False,
 ) -> Markup:
     """A figure: the bars, and a table of all parts with a swatch, their figure in every bar and
-    their meaning. `whole` names the sum's row ("in all"). Bars have one scale; with `are_shares`
-    all are equally long, for things whose sums are not to be compared.
+    their meaning; of many bars two tables. `whole` names the sum ("in all"). Bars have one scale;
+    with `are_shares` all are equally long, for things whose sums are not to be compared.
     """
     colours = part_colours(bars)
     longest = max((_sum(bar) for bar in bars), default=0.0)
@@ -102,6 +103,8 @@ def _table(
     read: Callable[[float], str],
     whole: str,
 ) -> Markup:
+    if len(bars) > MOST_COLUMNS:
+        return _legend(bars, colours) + _lines(bars, list(colours), read, whole)
     columns = [Column("part"), *(Column(bar.name, is_number=True) for bar in bars), Column("")]
     rows: list[list[Markup | str]] = []
     for name, colour in colours.items():
@@ -115,3 +118,25 @@ def _table(
     return table(
         columns, rows, "Parts of " + " and ".join(bar.name for bar in bars), keys=list(colours)
     )
+
+
+def _legend(bars: Sequence[Bar], colours: Mapping[str, int | None]) -> Markup:
+    meanings = {part.name: part.meaning for bar in bars for part in bar.parts if part.meaning}
+    rows: list[list[Markup | str]] = [
+        [swatch(colour) + " " + name, meanings.get(name, "")] for name, colour in colours.items()
+    ]
+    return table([Column("part"), Column("")], rows, "What the parts are", keys=list(colours))
+
+
+def _lines(
+    bars: Sequence[Bar], names: Sequence[str], read: Callable[[float], str], whole: str
+) -> Markup:
+    """A line for each bar."""
+    columns = [Column(""), *(Column(name, is_number=True) for name in names)]
+    columns += [Column(whole, is_number=True)] * bool(whole)
+    rows: list[list[Markup | str]] = []
+    for bar in bars:
+        values = {part.name: read(part.value) for part in bar.parts}
+        total = [element("b", read(_sum(bar)))] * bool(whole)
+        rows.append([bar.name, *(values.get(name, "–") for name in names), *total])
+    return table(columns, rows, "Parts of each")

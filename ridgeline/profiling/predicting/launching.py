@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ridgeline.engine.execution.graph_kinds import FEW_PROMPTS, is_full
 from ridgeline.kernels.skinny_linear import MAX_ROWS
 from ridgeline.models.cost import MeanStep
 from ridgeline.profiling.predicting.run_state import RunState
@@ -67,8 +68,13 @@ def folds(state: RunState, num_tokens: float) -> bool:
 
 
 def is_replayed(state: RunState, work: MeanStep) -> bool:
-    """Whether a step of this size is a graph."""
-    return state.uses_graphs and work.tokens <= state.recipe.limits.max_graph_batch
+    """Whether a step of this size is a graph: prompts are, if alone or beside a full batch."""
+    limits = state.recipe.limits
+    if not state.uses_graphs or work.tokens > limits.max_graph_batch:
+        return False
+    drafts = state.recipe.speculation.method != "none"  # tokens that are no prompts'
+    alone = work.tokens <= work.rows or work.rows < FEW_PROMPTS or drafts
+    return alone or is_full(work.rows, limits.max_batch or 0)
 
 
 def launch_s(state: RunState, work: MeanStep) -> float:

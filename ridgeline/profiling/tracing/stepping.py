@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine import Engine, Sampling
-from ridgeline.engine.execution.graphs import length_bound
+from ridgeline.engine.execution.graph_kinds import length_bound
 from ridgeline.engine.execution.step_watch import StepWatch
 from ridgeline.engine.execution.tensor_runner import TensorRunner
 from ridgeline.engine.sampling.outputs import Output

@@ -29,7 +29,7 @@ from ridgeline.ladder.outcome import Goal
 from ridgeline.ladder.processes.bench_processes import Processes
 from ridgeline.ladder.reporting.result import Climb
 from ridgeline.ladder.searching.budget import parse_duration
-from ridgeline.ladder.searching.search import GUESS
+from ridgeline.ladder.searching.together import GUESS
 from ridgeline.ladder.state import ClimbState, applied
 from ridgeline.progress import Progress
 from ridgeline.recipe import recipe_from, usual_limits

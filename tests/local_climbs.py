@@ -25,7 +25,7 @@ from ridgeline.ladder.measuring.worker import Workers
 from ridgeline.ladder.processes import bench_processes
 from ridgeline.ladder.rungs import quantize
 from ridgeline.ladder.searching.outlook import Outlook
-from ridgeline.ladder.searching.search import Together
+from ridgeline.ladder.searching.together import Together
 from ridgeline.profiling.predicting.accuracy import PredictionOutcome
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:15:46.68,16,8\n" * 2

@@ -17,7 +17,8 @@ from ridgeline.ladder.searching.bench import Enough
 from ridgeline.ladder.searching.budget import Budget
 from ridgeline.ladder.searching.finished import Finished
 from ridgeline.ladder.searching.progress import ClimbProgress, Options
-from ridgeline.ladder.searching.search import ClimbSearch, GuessedPart, Together
+from ridgeline.ladder.searching.search import ClimbSearch
+from ridgeline.ladder.searching.together import GuessedPart, Together
 from ridgeline.ladder.state import ClimbState
 from ridgeline.models.shapes import describe_shape
 from ridgeline.profiling.predicting.prediction import Prediction, Situation

@@ -12,12 +12,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import torch
+
 from ridgeline.bench.engine import check_fits
 from ridgeline.bench.serve.bound import LatencyBound
 from ridgeline.data.traces import load_workload
 from ridgeline.data.workload import MIXES, Workload
 from ridgeline.engine.loading.draft_loading import check_words, find_draft
 from ridgeline.engine.loading.saved import tokenizer_of
+from ridgeline.engine.loading.sources import keeps_blocks
 from ridgeline.errors import UsageError
 from ridgeline.hardware import Hardware, detect
 from ridgeline.kernels.ceilings import measure
@@ -27,13 +30,17 @@ from ridgeline.ladder.measuring.rounds import MIN_ROUNDS
 from ridgeline.ladder.outcome import Goal
 from ridgeline.ladder.rungs import ClimbFacts
 from ridgeline.ladder.state import ClimbSubject, setting
-from ridgeline.models.checkpoint import open_checkpoint, resolve_model
+from ridgeline.models.checkpoint import Checkpoint, open_checkpoint, resolve_model
 from ridgeline.models.families import describe
 from ridgeline.models.shapes import check_one, describe_shape
 from ridgeline.profiling.predicting.expected_steps import Lengths, mean_context
+from ridgeline.profiling.predicting.prediction import BlockBytes
 from ridgeline.progress import Progress
 from ridgeline.quality.gate import USUAL, QualityBounds
+from ridgeline.quantization.files.fuse import kept_schemes
 from ridgeline.quantization.files.read import is_quantized
+from ridgeline.quantization.head import HEAD
+from ridgeline.quantization.sizes import bytes_per_weight, head_matrix, stored_bytes
 from ridgeline.recipe import Recipe, Speculation
 
 CEILINGS = ("read_bandwidth", "matrix_fp32", "matrix_bf16")
@@ -95,7 +102,8 @@ class ClimbJob:
 def prepared(order: ClimbOrder, progress: Progress | None = None) -> ClimbJob:
     """What can be wrong is said before anything is measured."""
     hardware = detect(order.device)
-    subject, quantized = subject_of(order, hardware, progress)
+    subject, checkpoint = subject_of(order, hardware, progress)
+    quantized = checkpoint is not None and _is_coded(checkpoint)
     whole, has_text = workload_of(order, subject)
     draft = draft_of(order, subject, progress)
     workload = whole.at_once()
@@ -124,6 +132,7 @@ def prepared(order: ClimbOrder, progress: Progress | None = None) -> ClimbJob:
         has_text=has_text,
         has_random_weights=subject.has_random_weights,
         is_quantized=quantized,
+        blocks=None if checkpoint is None else blocks_of(checkpoint, subject.device),
         draft_model=draft,
         bounds=order.bounds,
     )
@@ -144,16 +153,33 @@ def lengths_of(workload: Workload) -> Lengths:
 
 def subject_of(
     order: ClimbOrder, hardware: Hardware, progress: Progress | None
-) -> tuple[ClimbSubject, bool]:
+) -> tuple[ClimbSubject, Checkpoint | None]:
     if order.shape is not None:
         config = describe_shape(order.shape).config
-        return ClimbSubject(order.shape, None, order.shape, config, hardware.device), False
+        return ClimbSubject(order.shape, None, order.shape, config, hardware.device), None
     assert order.model is not None, "an order has a model or a shape"
     path = resolve_model(order.model, progress=progress).resolve()
     checkpoint = open_checkpoint(path)
     config = describe(checkpoint).config
-    quantized = is_quantized(checkpoint) and checkpoint.format != "gguf"
-    return ClimbSubject(order.model, path, None, config, hardware.device), quantized
+    return ClimbSubject(order.model, path, None, config, hardware.device), checkpoint
+
+
+def _is_coded(checkpoint: Checkpoint) -> bool:
+    return is_quantized(checkpoint) and checkpoint.format != "gguf"
+
+
+def blocks_of(checkpoint: Checkpoint, device: str) -> BlockBytes | None:
+    """Where the engine leaves a GGUF file's blocks as they are; by its headers alone."""
+    if not keeps_blocks(Recipe(), device):
+        return None
+    description = describe(checkpoint)
+    matrix = head_matrix(description.config)
+    kept = kept_schemes(checkpoint, description, blocks=True)
+    if HEAD not in kept:
+        return None
+    mean = bytes_per_weight(description.config, torch.float32, head=kept[HEAD], kept=kept)
+    head = stored_bytes(kept[HEAD], matrix, torch.float32) / (matrix.num_outputs * matrix.depth)
+    return BlockBytes(mean, head)
 
 
 def draft_of(order: ClimbOrder, subject: ClimbSubject, progress: Progress | None) -> str | None:

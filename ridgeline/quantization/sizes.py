@@ -94,6 +94,21 @@ def read_bytes_per_weight(model: Transformer) -> float:
     return (held - only_looked_up) / (num_parameters(config) - unread)
 
 
+def bytes_per_weight(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    scheme: Scheme | None = None,
+    head: Scheme | None = None,
+    kept: Mapping[str, Scheme] | None = None,
+) -> float:
+    """The same of a model that is not there yet."""
+    embedding = config.vocab_size * config.hidden_size
+    unread = 0 if config.tied_embeddings else embedding
+    looked_up = embedding if head is not None else unread  # codes are a copy of a tied one
+    held = weight_bytes(config, dtype, scheme, kept, head) - looked_up * dtype.itemsize
+    return held / (num_parameters(config) - unread)
+
+
 def model_matrices(config: ModelConfig) -> Iterator[MatrixSize]:
     """The matrices of a model that a scheme quantizes."""
     return (matrix for _, matrix in named_matrices(config))

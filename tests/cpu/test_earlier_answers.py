@@ -22,7 +22,7 @@ from ridgeline.ladder.guessing.earlier import (
     store_path,
 )
 from ridgeline.ladder.outcome import RungOutcome, Speedup
-from ridgeline.ladder.searching.search import GUESS
+from ridgeline.ladder.searching.together import GUESS
 from ridgeline.recipe import Recipe
 
 ANSWER = EarlierAnswer(

@@ -25,7 +25,8 @@ from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.rungs import ClimbFacts
 from ridgeline.ladder.searching.budget import Budget
 from ridgeline.ladder.searching.progress import Options
-from ridgeline.ladder.searching.search import ClimbSearch, Together
+from ridgeline.ladder.searching.search import ClimbSearch
+from ridgeline.ladder.searching.together import Together
 from ridgeline.ladder.state import applied
 from ridgeline.models.cost import MeanStep
 from ridgeline.profiling.predicting.prediction import PhaseTime
@@ -60,6 +61,16 @@ def test_a_guess_that_is_slower_leaves_the_defaults_as_the_best() -> None:
     result = from_defaults(bench, INT8, guess=GUESSED)
     assert statuses(result) == {"first-guess": "dropped", "int8": "kept"}
     assert result.best == applied(DEFAULTS, {"scheme": "int8"})
+
+
+def test_a_change_that_was_the_whole_guess_is_not_measured_again() -> None:
+    """Unless another one is kept, and it may be worth more behind that."""
+    bench = FakeBench(lambda state: 5.0 if state.recipe.dtype == "bf16" else by_label(state))
+    result = from_defaults(bench, BF16, guess=[(BF16, {"dtype": "bf16"})])
+    assert statuses(result)["first-guess"] == "dropped"
+    assert [asked for asked in bench.asked if asked.startswith("compare bf16")] == ["compare bf16"]
+    again = next(each for each in result.outcomes if each.name == "bf16")
+    assert (again.status, again.reason) == ("not applicable", "it was tried before all else")
 
 
 def test_a_guess_that_fails_leaves_the_defaults_as_the_best() -> None:

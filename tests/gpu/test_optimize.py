@@ -16,7 +16,7 @@ from ridgeline.engine import Engine, Sampling
 from ridgeline.errors import CHECK_FAILED_EXIT_CODE
 from ridgeline.ladder.reporting.folder import CHECK
 from ridgeline.ladder.reporting.result import Climb
-from ridgeline.ladder.searching.search import GUESS
+from ridgeline.ladder.searching.together import GUESS
 from ridgeline.models.shapes import random_model
 from ridgeline.recipe import Limits, Recipe
 

@@ -45,6 +45,7 @@ def remaining(
         float(facts.concurrency),
         facts.prefix_share,
         facts.request_tokens,
+        facts.blocks,
     )
     listed = {outcome.name for outcome in outcomes}
     try:

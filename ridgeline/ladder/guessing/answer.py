@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from math import prod
 
+from ridgeline.engine.loading.sources import keeps_blocks
 from ridgeline.engine.loading.supported import with_host_kernels
 from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.ladder.guessing.earlier import EarlierAnswer, known_answers, nearest_answer
@@ -21,7 +22,7 @@ from ridgeline.ladder.order import ClimbJob, lengths_of
 from ridgeline.ladder.outcome import RungOutcome
 from ridgeline.ladder.rungs import Rung
 from ridgeline.ladder.searching.progress import ClimbProgress
-from ridgeline.ladder.searching.search import GUESS, Together
+from ridgeline.ladder.searching.together import GUESS, Together
 from ridgeline.ladder.state import ClimbState, applied, digest
 from ridgeline.models.cost import kv_bytes_per_token
 from ridgeline.profiling.predicting.gains import kv_bytes
@@ -42,7 +43,9 @@ def expected_recipe(job: ClimbJob, start: ClimbState) -> Recipe:
     config, device = job.subject.config, job.subject.device
     dtype = pick_dtype(start.recipe.dtype, config, job.hardware)
     filled = with_auto(start.recipe, config, dtype, device)
-    return with_host_kernels(start.recipe, filled, config, device, None)
+    filled = with_host_kernels(start.recipe, filled, config, device, None)
+    has_blocks = job.facts.blocks is not None and keeps_blocks(start.recipe, device)
+    return replace(filled, blocks=True) if has_blocks else filled
 
 
 class FirstAnswer:

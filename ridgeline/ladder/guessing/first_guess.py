@@ -20,8 +20,14 @@ from ridgeline.errors import RidgelineError
 from ridgeline.ladder.rungs import MOVES, ClimbFacts, Offer, Rung, RungContext
 from ridgeline.ladder.state import ClimbState, RecipeEdit, applied
 from ridgeline.profiling.predicting.expected_steps import Lengths, expected_phases
-from ridgeline.profiling.predicting.gains import area_of, kv_bytes, predict, state_of
+from ridgeline.profiling.predicting.gains import (
+    area_of,
+    kv_bytes,
+    predict,
+    state_of,
+)
 from ridgeline.profiling.predicting.prediction import Prediction, Situation
+from ridgeline.profiling.predicting.run_state import multiplies_blocks
 from ridgeline.profiling.predicting.step_model import planned_bytes_per_weight
 from ridgeline.recipe import Recipe, dotted_values
 
@@ -45,17 +51,21 @@ def expected_situation(
     facts: ClimbFacts, state: ClimbState, filled: Recipe, lengths: Lengths
 ) -> Situation:
     """What is known before the state has run."""
+    per_weight = planned_bytes_per_weight(facts.config, filled)
+    if facts.blocks is not None and multiplies_blocks(filled, state.loop):
+        per_weight = facts.blocks.mean
     bare = Situation(
         facts.config,
         filled,
         state.loop,
         facts.hardware,
-        planned_bytes_per_weight(facts.config, filled),
+        per_weight,
         kv_bytes(facts.config, filled),
         (),
         float(facts.concurrency),
         facts.prefix_share,
         facts.request_tokens,
+        facts.blocks,
     )
     phases = expected_phases(
         state_of(bare),

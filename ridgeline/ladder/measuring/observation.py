@@ -13,7 +13,12 @@ from ridgeline.ladder.outcome import Figures, ReportedMemory, RoofPoint
 from ridgeline.models import ModelConfig
 from ridgeline.models.cost import MeanStep, mean_step_cost
 from ridgeline.profiling import step_limit
-from ridgeline.profiling.predicting.prediction import LoopName, PhaseTime, Situation
+from ridgeline.profiling.predicting.prediction import (
+    BlockBytes,
+    LoopName,
+    PhaseTime,
+    Situation,
+)
 from ridgeline.profiling.roofline import matrix_units
 from ridgeline.recipe import VERSION, Recipe, recipe_from
 
@@ -75,6 +80,7 @@ class Observation:
         concurrency: float,
         prefix_share: float,
         request_tokens: float,
+        blocks: BlockBytes | None = None,
     ) -> Situation:
         return Situation(
             config,
@@ -87,6 +93,7 @@ class Observation:
             concurrency,
             prefix_share,
             request_tokens,
+            blocks,
         )
 
     def roof(self, config: ModelConfig, hardware: Hardware, when: str) -> tuple[RoofPoint, ...]:

@@ -16,7 +16,7 @@ from ridgeline.hardware import Hardware
 from ridgeline.ladder.outcome import Goal, RungOutcome
 from ridgeline.ladder.state import ClimbState, RecipeEdit
 from ridgeline.models import ModelConfig
-from ridgeline.profiling.predicting.prediction import Area
+from ridgeline.profiling.predicting.prediction import Area, BlockBytes
 from ridgeline.quality.gate import USUAL, QualityBounds
 from ridgeline.recipe import Recipe
 
@@ -37,6 +37,7 @@ class ClimbFacts:
     has_text: bool = False  # whether prompts are text, as users write it
     has_random_weights: bool = False
     is_quantized: bool = False  # the checkpoint itself
+    blocks: BlockBytes | None = None  # of the file, where the engine can multiply them
     draft_model: str | None = None  # that may draft for it
     bounds: QualityBounds = USUAL  # that answers must stay inside
 

@@ -69,6 +69,7 @@ class Outlook:
             float(facts.concurrency),
             facts.prefix_share,
             facts.request_tokens,
+            facts.blocks,
         )
         edit = {name: value for name, value in offer.edit.items() if name != "folder"}
         try:

@@ -23,23 +23,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import partial
-from typing import NamedTuple
 
 from ridgeline.ladder.measuring.observation import Observation
 from ridgeline.ladder.measuring.process import WorkerError
 from ridgeline.ladder.outcome import RungOutcome, RungStatus, Speedup, outcome_from
 from ridgeline.ladder.reporting.words import busy_words, state_words, with_remarks
-from ridgeline.ladder.rungs import ClimbFacts, Offer, Rung, RungContext
+from ridgeline.ladder.rungs import ClimbFacts, Offer, Rung
 from ridgeline.ladder.searching.bench import Bench
 from ridgeline.ladder.searching.budget import Budget, RungTimes, plain_loop_s
 from ridgeline.ladder.searching.finished import Finished
 from ridgeline.ladder.searching.news import ClimbNews
 from ridgeline.ladder.searching.outlook import Outlook, Predict
 from ridgeline.ladder.searching.progress import ClimbProgress, Options
+from ridgeline.ladder.searching.together import (
+    GUESS,
+    Guess,
+    Together,
+    as_one,
+    with_same_codes,
+    without_each,
+)
 from ridgeline.ladder.searching.trial import Trial
-from ridgeline.ladder.state import ClimbState, RecipeEdit, applied, baseline, digest
-from ridgeline.profiling.predicting.gains import area_of, predict
+from ridgeline.ladder.state import ClimbState, applied, baseline, digest
+from ridgeline.profiling.predicting.gains import predict
 from ridgeline.recipe import dotted_values
 
 MORE_ROUNDS = (3, 7)  # beyond the least: when an undecided rung is looked at again
@@ -47,20 +53,7 @@ WORTH = 1.01  # an interval that ends below is not worth more rounds, and less i
 FEWEST_ROUNDS, CLEARLY_SLOWER = 3, 0.98
 AS_LONG_AS_OPENING = 3.0  # times what the first state took: the end of a climb
 JUDGING = 3.0  # times what the engine takes for as many prompt tokens: the first judging
-GUESS = "first-guess"
-CODES = {"scheme", "kv.dtype"}  # fields that a user names who names any
-GuessedPart = tuple[Rung, RecipeEdit]
-
-
-class Together(NamedTuple):
-    """Changes that are tried as one, before all others."""
-
-    parts: Sequence[GuessedPart]
-    reason: str = "predicted to be fastest together"
-    note: str | None = None  # for the report
-
-
-Guess = Callable[[ClimbState, Observation], Together]
+TRIED_FIRST = "it was tried before all else"
 
 
 class ClimbSearch:
@@ -98,6 +91,7 @@ class ClimbSearch:
         self._latest: dict[str, RungOutcome] = {}
         self._put_off: list[Rung] = []
         self._trying: Rung | None = None
+        self._tried_first: str | None = None  # a rung that was the whole guess, and not kept
         self._done = 0
 
     def run(self) -> ClimbProgress:
@@ -211,40 +205,21 @@ class ClimbSearch:
             self._now.first_answer_s = self.budget.used_s
             self._look_at_start()
             return
-        edit = {name: value for _, offer in parts for name, value in offer.items()}
         before = dotted_values(self._now.observation.filled)
-        rungs = [rung for rung, _ in parts]
-        title = " + ".join(rung.title for rung in rungs)
-        changes = any(rung.changes_answers for rung in rungs)
-        offer = Offer(edit, together.reason)
-        self._try(Rung(GUESS, area_of(edit), title, lambda _: offer, changes, is_essential=True))
+        together = together._replace(parts=parts)
+        self._try(as_one(together))
         self._look_at_start()
         if self._latest[GUESS].status != "kept":
+            self._tried_first = parts[0][0].name if len(parts) == 1 else None
             return
-        undone = []
-        for rung, own in parts if len(parts) > 1 else ():
-            back = Offer({name: before[name] for name in own}, "it was not measured alone")
-            undone.append(
-                Rung(
-                    f"without-{rung.name}",
-                    rung.area,
-                    f"without {rung.title}",
-                    partial(_given, back),
-                    rung.changes_answers,
-                )
-            )
-        codes = [rung.title for rung, own in parts if own.keys() <= CODES]
-        others = {name: before[name] for _, own in parts if not own.keys() <= CODES for name in own}
-        if codes and others:  # what a user has who names these two and no other flag
-            back = Offer(others, "the other changes were not measured alone")
-            title = f"the defaults with {' and '.join(codes)}"
-            same = Rung("same-codes", area_of(others), title, partial(_given, back))
+        same = with_same_codes(together, before)
+        if same is not None:
             slower = self.outlook.slower_words(same)
             if slower is None:
                 self._try(same)
             else:
-                self._add(same, "not applicable", slower, back)
-        self._stages = (*self._stages, tuple(undone))
+                self._add(same, "not applicable", slower, self.outlook.offer(same))
+        self._stages = (*self._stages, without_each(together, before))
 
     def _come_back(self) -> list[Rung]:
         """What was put off and promises enough by now: the less a step takes, the more of it is
@@ -262,7 +237,10 @@ class ClimbSearch:
             rung = max(open_rungs, key=self.outlook.promise)  # of equals the first
             remaining.remove(rung)
             slower = self.outlook.slower_words(rung)
-            if slower is not None:
+            if rung.name == self._tried_first:
+                self._tried_first = None  # once: behind another change it may be worth it
+                self._add(rung, "not applicable", TRIED_FIRST, self.outlook.offer(rung))
+            elif slower is not None:
                 self._add(rung, "not applicable", slower, self.outlook.offer(rung))
             elif rung.is_essential or self._is_worth(rung):
                 self._try(rung)
@@ -432,14 +410,6 @@ class ClimbSearch:
         if self._reached is not None:
             self.news.reached(self._reached, num_done, num_all)
         self.news(doing, num_done, num_all)
-
-
-def _given(offer: Offer, context: RungContext) -> Offer | str:
-    """Unless nothing of it is left to undo."""
-    now = dotted_values(context.filled)
-    if all(now[name] == value for name, value in offer.edit.items()):
-        return "it is as the defaults have it already"
-    return offer
 
 
 def start_states(device: str) -> Sequence[ClimbState]:

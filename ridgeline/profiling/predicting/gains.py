@@ -37,8 +37,13 @@ from ridgeline.profiling.predicting.prediction import (
     Prediction,
     Situation,
 )
-from ridgeline.profiling.predicting.run_state import RunState
-from ridgeline.profiling.predicting.step_model import modelled, planned_bytes_per_weight
+from ridgeline.profiling.predicting.run_state import RunState, multiplies_blocks
+from ridgeline.profiling.predicting.step_model import (
+    head_bytes,
+    head_share,
+    modelled,
+    planned_bytes_per_weight,
+)
 from ridgeline.recipe import Recipe, edited, edited_at_once
 
 # How far off a prediction is taken to be while too few were compared with what came of them (see
@@ -133,6 +138,7 @@ def state_of(situation: Situation) -> RunState:
         situation.hardware,
         situation.bytes_per_weight,
         situation.bytes_per_kv,
+        situation.blocks,
     )
 
 
@@ -151,6 +157,10 @@ def _changed(situation: Situation, edit: Mapping[str, Any]) -> RunState:
     weight, kv = state.bytes_per_weight, state.bytes_per_kv
     if (recipe.dtype, recipe.scheme) != (state.recipe.dtype, state.recipe.scheme):
         weight = planned_bytes_per_weight(state.config, recipe)
+    elif state.blocks is not None and multiplies_blocks(recipe, loop):
+        plain = recipe.head == "plain"  # then it is in blocks as well
+        head = state.blocks.head if plain else head_bytes(state.config, recipe)
+        weight = state.blocks.mean + head_share(state.config) * (head - state.blocks.head)
     elif recipe.head != state.recipe.head:  # what is known of the other matrices stays
         weight += planned_bytes_per_weight(state.config, recipe)
         weight -= planned_bytes_per_weight(state.config, state.recipe)

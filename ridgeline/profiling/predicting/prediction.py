@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ridgeline.hardware import Hardware
 from ridgeline.models import ModelConfig
@@ -19,6 +19,13 @@ from ridgeline.recipe import Recipe
 Area = Literal["fuse", "overhead", "tensor cores", "custom kernels", "quantize", "batch and memory"]
 LoopName = Literal["naive", "engine"]  # the plain loop that defines the answer, or the engine
 Phase = Literal["prefill", "decode"]
+
+
+class BlockBytes(NamedTuple):
+    """What a weight of a GGUF file takes in the file's own blocks."""
+
+    mean: float  # of all that a step reads
+    head: float
 
 
 @dataclass(frozen=True)
@@ -81,3 +88,4 @@ class Situation:
     concurrency: float = 1.0  # requests of the workload that are there at once, in the mean
     prefix_share: float = 0.0  # of prompt tokens, that an earlier prompt begins with
     request_tokens: float = 0.0  # a running request has in its pages, in the mean; 0: not known
+    blocks: BlockBytes | None = None  # of the file, where the engine can multiply them

@@ -12,7 +12,7 @@ from ridgeline.formats.dtypes import parse_dtype
 from ridgeline.hardware import Hardware
 from ridgeline.models import ModelConfig
 from ridgeline.models.cost import MeanStep, StepCost, kv_bytes_per_token, mean_step_cost
-from ridgeline.profiling.predicting.prediction import LoopName
+from ridgeline.profiling.predicting.prediction import BlockBytes, LoopName
 from ridgeline.quantization.scheme import parse_scheme
 from ridgeline.quantization.sizes import weight_bytes
 from ridgeline.recipe import Recipe, usual_memory_share
@@ -20,6 +20,11 @@ from ridgeline.recipe import Recipe, usual_memory_share
 # Where a ceiling is not known. What is compared are ratios, in which most of it cancels.
 USUAL_BANDWIDTH = {"gpu": 2e12, "cpu": 2e10}  # B/s
 USUAL_MATRIX = {"gpu": 3e14, "cpu": 2e11}  # FLOP/s
+
+
+def multiplies_blocks(recipe: Recipe, loop: LoopName) -> bool:
+    """Whether a GGUF file's blocks are multiplied as they are, the head's among them."""
+    return loop == "engine" and bool(recipe.blocks) and recipe.scheme is None
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ class RunState:
     hardware: Hardware
     bytes_per_weight: float
     bytes_per_kv: float
+    blocks: BlockBytes | None = None
 
     @property
     def on_gpu(self) -> bool:
@@ -41,6 +47,11 @@ class RunState:
     def is_fused(self) -> bool:
         """Whether the engine's own kernels run: on a GPU it has no others."""
         return self.loop == "engine" and (self.on_gpu or self.recipe.kernels == "fused")
+
+    @property
+    def own_blocks(self) -> BlockBytes | None:
+        """Where they are multiplied."""
+        return self.blocks if multiplies_blocks(self.recipe, self.loop) else None
 
     @property
     def uses_graphs(self) -> bool:

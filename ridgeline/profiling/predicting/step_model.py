@@ -42,10 +42,10 @@ from ridgeline.quantization.linear import COPIED_FROM
 from ridgeline.quantization.scheme import Scheme, parse_scheme
 from ridgeline.quantization.sizes import (
     MatrixSize,
+    bytes_per_weight,
     head_matrix,
     model_matrices,
     stored_bytes,
-    weight_bytes,
 )
 from ridgeline.recipe import Recipe
 
@@ -105,14 +105,9 @@ def _planned_bytes(
     config: ModelConfig, dtype_name: str, scheme_name: str | None, head_name: str
 ) -> float:
     """Kept: a simulation asks for it with each of its points."""
-    dtype = parse_dtype(dtype_name)
     head = None if head_name == "plain" else parse_scheme(head_name)
     scheme = None if scheme_name is None else parse_scheme(scheme_name)
-    embedding = config.vocab_size * config.hidden_size
-    unread = 0 if config.tied_embeddings else embedding
-    looked_up = embedding if head is not None else unread  # codes are a copy of a tied one
-    held = weight_bytes(config, dtype, scheme, head=head) - looked_up * dtype_bytes(dtype)
-    return held / (num_parameters(config) - unread)
+    return bytes_per_weight(config, parse_dtype(dtype_name), scheme, head)
 
 
 @lru_cache(maxsize=64)
@@ -124,15 +119,41 @@ def _head_scheme(recipe: Recipe) -> Scheme | None:
     return None if recipe.head == "plain" else parse_scheme(recipe.head)
 
 
+def head_share(config: ModelConfig) -> float:
+    """Of the weights that a step reads."""
+    embedding = config.vocab_size * config.hidden_size
+    return embedding / (num_parameters(config) - (0 if config.tied_embeddings else embedding))
+
+
+def head_bytes(config: ModelConfig, recipe: Recipe) -> float:
+    """That one of its weights takes."""
+    dtype, scheme = parse_dtype(recipe.dtype), _head_scheme(recipe)
+    if scheme is None:
+        return float(dtype_bytes(dtype))
+    matrix = head_matrix(config)
+    return stored_bytes(scheme, matrix, dtype) / (matrix.num_outputs * matrix.depth)
+
+
 def _matrices_s(state: RunState, work: MeanStep) -> float:
     """Products one by one, as what starts them weighs more for small ones."""
     scheme = None if state.recipe.scheme is None else parse_scheme(state.recipe.scheme)
-    scale = state.bytes_per_weight / planned_bytes_per_weight(state.config, state.recipe)
     head, rows = head_matrix(state.config), work.logit_rows
-    total = _matrix_s(state, head, _head_scheme(state.recipe), rows, 1.0)
+    scale, head_scale = _byte_scales(state)
+    total = _matrix_s(state, head, _head_scheme(state.recipe), rows, head_scale)
     for matrix, count in _matrices(state.config).items():
         total += count * _matrix_s(state, matrix, scheme, work.tokens, scale)
     return total + _experts_s(state, work)
+
+
+def _byte_scales(state: RunState) -> tuple[float, float]:
+    """What is read of matrices, and of the head, over what the recipe alone says."""
+    blocks = state.own_blocks
+    if blocks is None:
+        planned = planned_bytes_per_weight(state.config, state.recipe)
+        return state.bytes_per_weight / planned, 1.0
+    share, element = head_share(state.config), dtype_bytes(parse_dtype(state.recipe.dtype))
+    others = (blocks.mean - share * blocks.head) / (1.0 - share)
+    return others / element, blocks.head / element
 
 
 def _matrix_s(

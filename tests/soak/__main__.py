@@ -23,12 +23,12 @@ from soak.killing import Killer
 from soak.memory import MemoryWatch, num_compiling
 from soak.raw_http import exchange, post
 from soak.server_process import ServerProcess, memory_flags
-from soak.traffic import GOOD_KEY, KEYS, SentRequest, Traffic, authorized
+from soak.traffic import GOOD_KEY, KEYS, SentRequest, Target, Traffic, authorized
 
 from ridgeline.hardware import detect
 from ridgeline.records import Record, Value
 
-MEMORY_BYTES = 900 << 20  # weights of `demo`, and few enough pages that they are soon all used
+MEMORY_BYTES = 700 << 20  # weights of `demo`, and few enough pages that they are soon all used
 KILL_SHARE = 0.5  # of the run; the engine that is there then must keep its memory
 KILL_EVERY_S = 45.0
 PAUSE_S = 15.0  # between a client's requests: 64 of them keep two ARM cores three quarters busy
@@ -67,7 +67,7 @@ async def loud_run(
 ) -> Killer:
     killer = Killer(server)
     killing = killer.run(seconds * KILL_SHARE, kill_every_s)
-    await asyncio.gather(traffic.run(num_clients, seconds), killing)
+    await asyncio.gather(traffic.run_apart(num_clients, seconds), killing)
     return killer
 
 
@@ -75,9 +75,10 @@ def quiet_run(
     server: ServerProcess, num_clients: int, seconds: float, pause_s: float
 ) -> list[SentRequest]:
     """Requests sent once the server was warm."""
-    warm = Traffic(server, is_quiet=True, pause_s=pause_s, seed=1)
+    target = Target(server.port, server.model)
+    warm = Traffic(target, is_quiet=True, pause_s=pause_s, seed=1)
     asyncio.run(warm.run(num_clients, WARM_SHARE * seconds))
-    quiet = Traffic(server, is_quiet=True, pause_s=pause_s, seed=2)
+    quiet = Traffic(target, is_quiet=True, pause_s=pause_s, seed=2)
     asyncio.run(quiet.run(num_clients, (1 - WARM_SHARE) * seconds))
     return quiet.requests
 
@@ -97,7 +98,8 @@ def soak(
         before = asyncio.run(greedy(server))
         quiet = quiet_run(server, num_clients, quiet_seconds, pause_s)
         asyncio.run(send_largest(server))
-        loud, begun = Traffic(server, is_quiet=False, pause_s=pause_s, seed=3), time.monotonic()
+        target, begun = Target(server.port, server.model), time.monotonic()
+        loud = Traffic(target, is_quiet=False, pause_s=pause_s, seed=3)
         with MemoryWatch(server, min(2.0, seconds / 100)) as memory:
             killer = asyncio.run(loud_run(server, loud, num_clients, seconds, kill_every_s))
         ended = time.monotonic()

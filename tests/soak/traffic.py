@@ -1,9 +1,12 @@
 """The clients of a soak: well-behaved ones, rude ones that go away in the middle, hostile ones.
 What came of each request is a `SentRequest`, whatever happened.
 
-    traffic = Traffic(server, is_quiet=False, pause_s=5.0)
+    traffic = Traffic(Target(server.port, server.model), is_quiet=False, pause_s=5.0)
     await traffic.run(num_clients=64, seconds=600.0)
     traffic.requests
+
+Making a hostile request can take half a second, in which nobody else in that process hears an
+answer: `run_apart` gives those clients a process of their own.
 """
 
 from __future__ import annotations
@@ -12,17 +15,19 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 from soak.hostile_bodies import Hostile, draw_hostile
 from soak.hostile_grammars import draw_grammar
 from soak.raw_http import Reply, exchange, post
-from soak.server_process import ServerProcess
 
 GOOD_KEY, RUDE_KEY, HOSTILE_KEY = "soak-well-behaved", "soak-rude-client", "soak-hostile-one"
 KEYS = (GOOD_KEY, RUDE_KEY, HOSTILE_KEY)
 HOSTILE = "hostile"  # how the names of such kinds begin
+GOOD_SHARE, RUDE_SHARE = 0.68, 0.19  # of the clients, unless all are well-behaved
 TIMEOUT_S = 120.0  # a request that has no answer after so long has none
 HOSTILE_PAUSE_S = 0.3  # between the requests of one hostile client
 SUBJECTS = ("the sea", "old maps", "rain", "bread", "a quiet street", "the moon", "tin")
@@ -34,6 +39,13 @@ SMALL_SCHEMA = {
     "required": ["ok"],
     "additionalProperties": False,
 }
+
+
+class Target(NamedTuple):
+    """A server, as far as its clients know it."""
+
+    port: int
+    model: str
 
 
 class SentRequest(NamedTuple):
@@ -64,17 +76,32 @@ class Traffic:
     client that is not hostile.
     """
 
-    server: ServerProcess
+    server: Target
     is_quiet: bool
     pause_s: float
     max_tokens: int = 8
     seed: int = 0
     requests: list[SentRequest] = field(default_factory=list)
 
-    async def run(self, num_clients: int, seconds: float) -> None:
+    async def run(
+        self, num_clients: int, seconds: float, numbers: range | None = None
+    ) -> list[SentRequest]:
+        """All of so many clients, or those of these numbers."""
         end = time.monotonic() + seconds
-        clients = (self._client(number, num_clients, end) for number in range(num_clients))
-        await asyncio.gather(*clients)
+        numbers = range(num_clients) if numbers is None else numbers
+        await asyncio.gather(*(self._client(number, num_clients, end) for number in numbers))
+        return self.requests
+
+    async def run_apart(self, num_clients: int, seconds: float) -> list[SentRequest]:
+        """All of them, those that are not well-behaved in another process."""
+        good = range(num_good(num_clients))
+        others = range(len(good), num_clients)
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            loop = asyncio.get_running_loop()
+            apart = loop.run_in_executor(pool, _run_others, self, num_clients, seconds, others)
+            await self.run(num_clients, seconds, good)
+            self.requests += await apart
+        return self.requests
 
     async def _client(self, number: int, num_clients: int, end: float) -> None:
         draw = random.Random(self.seed * 1000 + number)
@@ -89,9 +116,9 @@ class Traffic:
         """What a client does, and how long it rests: the first two thirds are well-behaved, a fifth
         is rude, the rest hostile.
         """
-        if self.is_quiet or share < 0.68:
+        if self.is_quiet or share < GOOD_SHARE:
             return self.well_behaved, self.pause_s
-        if share < 0.87:
+        if share < GOOD_SHARE + RUDE_SHARE:
             return self.rude, self.pause_s
         return (self.hostile if share < 0.95 else self.grammar), min(HOSTILE_PAUSE_S, self.pause_s)
 
@@ -142,6 +169,17 @@ class Traffic:
             half_close=made.half_close, stop_after=made.stop_after,
         )  # fmt: skip
         self.requests.append(judged(kind, begun, reply, made.stop_after is not None))
+
+
+def num_good(num_clients: int) -> int:
+    """The clients, the first ones, that are well-behaved."""
+    return sum(number / num_clients < GOOD_SHARE for number in range(num_clients))
+
+
+def _run_others(
+    traffic: Traffic, num_clients: int, seconds: float, numbers: range
+) -> list[SentRequest]:
+    return asyncio.run(traffic.run(num_clients, seconds, numbers))
 
 
 def judged(kind: str, begun: float, reply: Reply, went: bool) -> SentRequest:

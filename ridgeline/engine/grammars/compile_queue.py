@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 # Seconds of compiling after which a grammar is no longer quick, and after which it is slow. A
 # schema of a few fields takes 1 to 40 ms, one of hundreds of fields half a second (128,000 tokens).
 TURNS_S = (0.05, 0.5)
+MAKE_WAY_S = 0.1  # of compiling, after which it makes way for whoever computes
 SLICE_S = 0.5  # that a slow one runs before another one's turn
 
 
@@ -42,7 +43,7 @@ class CompileJob:
     turn_s: float = 0.0  # since it was last begun or continued
     is_begun: bool = False
     is_running: bool = False
-    is_known_slow: bool = False
+    makes_way: bool = False
 
     @property
     def level(self) -> int:
@@ -62,7 +63,7 @@ class Turns:
     stopped: list[int] = field(default_factory=list)
     overdue: list[int] = field(default_factory=list)
     crowded: list[int] = field(default_factory=list)  # slow ones beyond the limits
-    slowed: list[int] = field(default_factory=list)  # that have become slow
+    slowed: list[int] = field(default_factory=list)  # that make way from now on
 
 
 class CompileQueue:
@@ -97,8 +98,8 @@ class CompileQueue:
         for number in turns.crowded:
             self.remove(number)
         for job in self._jobs.values():
-            if job.is_slow and not job.is_known_slow:
-                job.is_known_slow = True
+            if job.spent_s >= MAKE_WAY_S and not job.makes_way:
+                job.makes_way = True
                 turns.slowed.append(job.number)
         chosen = {job.number for job in self._chosen()}
         for job in self._jobs.values():
@@ -119,7 +120,7 @@ class CompileQueue:
         return min((self._next_change_s(job) for job in running), default=None)
 
     def _next_change_s(self, job: CompileJob) -> float:
-        ends = [*TURNS_S, self.limits.timeout_s]
+        ends = [*TURNS_S, MAKE_WAY_S, self.limits.timeout_s]
         until = [end - job.spent_s for end in ends if end > job.spent_s]
         return max(0.001, min([*until, max(0.0, SLICE_S - job.turn_s) or SLICE_S]))
 

@@ -7,7 +7,7 @@ to be compiled and followed, so there is a limit.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from ridgeline.errors import UsageError
@@ -67,12 +67,14 @@ def check_schema_repetitions(schema: Any) -> None:
             check_repetitions("regex", part["pattern"], f" in pattern at {path}")
 
 
-def _schemas(schema: Any) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Every object in it, be it a schema or not: what is no schema has no such keyword."""
+def _schemas(schema: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """Every object in it, as JSON is read, be it a schema or not: what is no schema has no such
+    keyword.
+    """
     waiting = [(schema, "#")]
     while waiting:
         part, path = waiting.pop()
-        if isinstance(part, Mapping):
+        if isinstance(part, dict):
             yield part, path
             waiting += [(each, f"{path}/{name}") for name, each in part.items()]
         elif isinstance(part, list):

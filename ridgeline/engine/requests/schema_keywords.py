@@ -73,11 +73,11 @@ class Unenforced(NamedTuple):
 
 
 def unenforced(schema: Any) -> list[Unenforced]:
-    """All of them, from the outside inward."""
+    """All of them, from the outside inward, of a schema as JSON is read."""
     lapses: list[Unenforced] = []
     waiting: list[tuple[Any, str]] = [(schema, "#")]
     for each, path in waiting:  # which grows
-        if isinstance(each, Mapping):
+        if isinstance(each, dict):
             keywords = dict.fromkeys(_unenforced_here(each, path == "#"))
             lapses += [Unenforced(keyword, path) for keyword in keywords]
             waiting += _parts(each, path)
@@ -96,7 +96,7 @@ def strict_message(lapses: Sequence[Unenforced]) -> str:
 
 def _parts(schema: Mapping[str, Any], path: str) -> Iterator[tuple[Any, str]]:
     for keyword in SCHEMAS_BY_NAME:
-        if isinstance(schema.get(keyword), Mapping):
+        if isinstance(schema.get(keyword), dict):
             for name, part in schema[keyword].items():
                 yield part, f"{path}/{keyword}/{_escaped(name)}"
     for keyword in SCHEMA_LISTS:
@@ -104,7 +104,7 @@ def _parts(schema: Mapping[str, Any], path: str) -> Iterator[tuple[Any, str]]:
             for index, part in enumerate(schema[keyword]):
                 yield part, f"{path}/{keyword}/{index}"
     for keyword in SCHEMAS:
-        if isinstance(schema.get(keyword), Mapping):
+        if isinstance(schema.get(keyword), dict):
             implied = {"type": "string"} if keyword == "propertyNames" else {}
             yield {**implied, **schema[keyword]}, f"{path}/{keyword}"
 
@@ -213,7 +213,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _is_of(value: Any, kind: str) -> bool:
@@ -226,7 +226,7 @@ def _is_of(value: Any, kind: str) -> bool:
 
 def _are_disjoint(first: Any, second: Any) -> bool:
     """Whether it is plain that no value is allowed by both."""
-    if not (isinstance(first, Mapping) and isinstance(second, Mapping)):
+    if not (isinstance(first, dict) and isinstance(second, dict)):
         return False
     values = [_values_of(first), _values_of(second)]
     if values[0] is not None and values[1] is not None:

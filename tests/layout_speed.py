@@ -26,6 +26,7 @@ from rank_work import proven, sequences, whole_model
 from torch import distributed
 
 from ridgeline.hardware.freed_memory import keep_freed_memory
+from ridgeline.kernels import host_library
 from ridgeline.models import ModelConfig
 from ridgeline.models.families import describe_hf
 from ridgeline.models.shapes import describe_shape
@@ -58,9 +59,15 @@ def order_of(layout: Layout, count: int = SEQUENCES) -> TrainConfig:
     )
 
 
+def as_the_command() -> None:
+    """What `ridgeline train` does on a CPU before anything runs."""
+    keep_freed_memory()
+    host_library.prepare()
+
+
 def step_seconds(mesh: Mesh, config: ModelConfig, count: int, num_steps: int) -> list[float]:
     """Of each step over `count` sequences in all."""
-    keep_freed_memory()  # as the command does
+    as_the_command()
     trainer, parts = _trainer(mesh, config, count)
     seconds = []
     for _ in range(num_steps + 2):
@@ -151,7 +158,7 @@ def measured(words: str, config: ModelConfig, num_steps: int) -> dict[str, float
 
 def unconnected(mesh: Mesh, config: ModelConfig, num_steps: int) -> list[float]:
     """As one device, while the other rank does the same."""
-    keep_freed_memory()
+    as_the_command()
     from ridgeline.models import build_model
     from ridgeline.training.initial import fill_initial
 
@@ -170,7 +177,7 @@ def unconnected(mesh: Mesh, config: ModelConfig, num_steps: int) -> list[float]:
 
 def proof_seconds(mesh: Mesh, model: ModelConfig) -> tuple[Proof, float]:
     """With the seconds of its core, which other work does not stretch as much."""
-    keep_freed_memory()
+    as_the_command()
     began = time.process_time()
     return proven(mesh, model), time.process_time() - began
 

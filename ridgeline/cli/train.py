@@ -21,6 +21,7 @@ from ridgeline.cli.training.starting import RankStart, start_ranks
 from ridgeline.configs.named import is_named_run, named_run
 from ridgeline.errors import INTERRUPTED_EXIT_CODE, OutputError, UsageError
 from ridgeline.hardware import detect, load_cached
+from ridgeline.kernels import host_library
 from ridgeline.kernels.ceilings import measure
 from ridgeline.parallel.layout import Layout
 from ridgeline.parallel.mesh import Mesh
@@ -192,6 +193,8 @@ def proven(wanted: bool | None, plan: PlannedRun, mesh: Mesh, progress: Progress
         if wanted:
             raise UsageError("--prove compares the gradients of all weights; remove it with --lora")
         return None
+    if plan.device == "cpu":  # what is proven is what will run
+        host_library.prepare(progress)
     progress("proving the layout", 0, 1)
     run = prove if wanted else prove_once
     return run(plan.model, plan.config, mesh)

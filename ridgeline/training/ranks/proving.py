@@ -88,9 +88,6 @@ def prove(model: ModelConfig, train: TrainConfig, mesh: Mesh) -> Proof:
     orders = [proving_order(train, mesh.layout, num_passes) for num_passes in PASSES]
     whole = fill_random(build_model(small, torch.float32, mesh.device))
     trainer = rank_trainer(small, orders[0], mesh, whole_tensors(whole))
-    optimizer = torch.optim.AdamW(
-        whole.parameters(), lr=LR, betas=(0.9, 0.95), eps=EPS, weight_decay=0.0
-    )
     parts = trainer.local.parts
     worst, problem = 0.0, None
     for step, order in enumerate(orders):
@@ -100,41 +97,48 @@ def prove(model: ModelConfig, train: TrainConfig, mesh: Mesh) -> Proof:
         batch = [each.to(mesh.device) for each in on_host]
         plain, expected = naive_loss_and_gradients(whole, [joined(batch)])
         if step == 0:
-            comparison = GradientComparison(expected, parts)
-            trainer.before_update = comparison
-        # Limits let a step whose numbers are none end, and change nothing.
-        result = trainer.step(passes, lr=LR, limits=StepLimits())
-        if step == 0:
+            trainer.before_update = comparison = GradientComparison(expected, parts)
+            # Limits let a step whose numbers are none end, and change nothing.
+            result = trainer.step(passes, lr=LR, limits=StepLimits())
+            loss, norm = result.loss, result.gradient_norm
             worst = max(comparison.differences.values())
             if comparison.wrong is not None:
                 why = explained(*comparison.wrong, expected, whole, batch, mesh, parts)
                 problem = f"{why} {comparison.how_many()}"
-        norm = plain_update(whole, optimizer, expected, order.optimizer.max_norm)
-        problem = problem or scalars_differ(step, result.loss, plain, result.gradient_norm, norm)
+        else:  # shows what the update made; one of its own would be seen by nobody
+            loss, norm = trainer.loss_and_norm(passes)
+        plain_norm = norm_in_all(expected)
+        problem = problem or scalars_differ(step, loss, plain, norm, plain_norm)
         if stop := next(filter(None, crew.from_all(problem)), None):
             raise NumericsError(
                 f"the layout {mesh.layout.words()} does not compute what one device does: {stop}; "
                 "nothing was trained"
             )
+        if step == 0:
+            plain_update(whole, expected, plain_norm, order.optimizer.max_norm)
     (seconds,) = crew.of_first(time.perf_counter() - start)
     return Proof(small.num_layers, len(trainer.local.parts), worst, seconds)
 
 
-def plain_update(
-    model: Transformer,
-    optimizer: torch.optim.Optimizer,
-    gradients: Mapping[str, Tensor],
-    max_norm: float | None,
-) -> float:
-    """As the plain loop makes it of gradients that are there already; their norm."""
+def norm_in_all(gradients: Mapping[str, Tensor]) -> float:
     norms = [piece.norm().double() for each in gradients.values() for piece in norm_pieces(each)]
-    norm = torch.stack(norms).norm().item()
+    return torch.stack(norms).norm().item()
+
+
+def plain_update(
+    model: Transformer, gradients: Mapping[str, Tensor], norm: float, max_norm: float | None
+) -> None:
+    """The first, as the plain loop makes it of gradients that are there already, in torch's one
+    pass over memory.
+    """
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=LR, betas=(0.9, 0.95), eps=EPS, weight_decay=0.0, fused=True
+    )
     scale = 1.0 if max_norm is None else min(1.0, max_norm / (norm + 1e-6))
     for name, parameter in model.named_parameters():
         parameter.grad = gradients[name].mul_(scale)
     optimizer.step()
     optimizer.zero_grad()
-    return norm
 
 
 def prove_once(model: ModelConfig, train: TrainConfig, mesh: Mesh) -> Proof | None:

@@ -32,7 +32,7 @@ from ridgeline.training.ranks.weights.sums import RankSharing
 from ridgeline.training.stepping.cut import MatrixCut
 from ridgeline.training.stepping.experts import DropCounts, ExpertCut
 from ridgeline.training.stepping.ops import TrainingOps
-from ridgeline.training.stepping.precision import PRECISIONS, Weights
+from ridgeline.training.stepping.precision import PRECISIONS, PrecisionPlan, Weights
 from ridgeline.training.stepping.step import Trainer
 
 WholeTensors = Iterable[tuple[str, Index, Tensor]]
@@ -92,10 +92,7 @@ def rank_trainer(
     plan = PRECISIONS[train.precision].with_moments(train.optimizer.moments)
     mesh.join_kv_copies(config.num_kv_heads)
     local = local_model(config, mesh, plan.dtype, holdings)
-    masters = {
-        name: torch.empty(part.local_shape, dtype=torch.float32, device=mesh.device)
-        for name, part in local.parts.items()
-    }
+    masters = master_memory(local, plan)
     with torch.no_grad():
         fill_from(masters, local.parts, tensors)
     copies = copy_sums(mesh, local)
@@ -121,6 +118,14 @@ def rank_trainer(
 
         trainer.pipeline = Pipeline(local.stages, mesh)
     return trainer
+
+
+def master_memory(local: LocalModel, plan: PrecisionPlan) -> dict[str, Tensor]:
+    """For fp32 values of what lies on this rank: where they are the weights, the weights' own."""
+    tensors = local.tensors()
+    if plan.dtype == torch.float32:
+        return tensors
+    return {name: torch.empty_like(each, dtype=torch.float32) for name, each in tensors.items()}
 
 
 def roundings(model: Transformer, train: TrainConfig) -> RoundedWeights | None:

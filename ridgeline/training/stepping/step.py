@@ -368,6 +368,12 @@ class Trainer:
             {name: each.float() * factor for name, each in sums.items()},
         )
 
+    def loss_and_norm(self, batches: Sequence[PackedBatch]) -> tuple[float, float]:
+        """As a step finds them: of the mean, and before clipping; nothing is changed."""
+        loss, count, sums = self._accumulate(batches)
+        loss, norm = self.sharing.totals(loss, sums)
+        return (loss / count).item(), norm.item() * self._factor(count)
+
     def learned_loss(self, batch: PackedBatch) -> Tensor:
         """What is made smaller: with a teacher the divergence from it, or a mixture with `loss`."""
         if self._teacher is None:

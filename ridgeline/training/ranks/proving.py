@@ -1,5 +1,5 @@
-"""A layout proven before the first step: a few steps of the user's own model, cut down in layers
-and in its vocabulary, under the layout, held to the plain loop.
+"""A layout proven before the first step: a few steps of the user's own model, cut down in layers,
+vocabulary and the width of MLPs, under the layout, held to the plain loop.
 
 Every rank runs the plain loop over the whole small model itself, and compares the loss, the norm
 and its own part of every gradient: nothing is gathered, so that it runs at any scale. It is done in
@@ -27,7 +27,7 @@ from ridgeline.data.loading.packing import IGNORED, PackedBatch, joined
 from ridgeline.errors import NumericsError, OutputError
 from ridgeline.formats.files import atomic_write
 from ridgeline.hardware.paths import cache_dir
-from ridgeline.models import ModelConfig, Transformer
+from ridgeline.models import LayerConfig, ModelConfig, Transformer
 from ridgeline.models.transformer import build_model, fill_random
 from ridgeline.parallel.holdings import Part
 from ridgeline.parallel.layout import AxisName, Layout
@@ -48,7 +48,9 @@ BOUND = 1e-4  # of a gradient's own norm; fp32 rounds a thousand times finer
 LR = 1e-3
 EPS = 1e-3  # of AdamW: a gradient that is nothing but rounding must not move a weight
 SHORTEST = 16  # tokens of a sequence
-VOCABULARY = 8192  # tokens, about; that of a large model takes most of the time, and cuts alike
+# About; those of a large model take most of the time, and cut alike.
+VOCABULARY = 8192  # tokens
+COLUMNS = 2048  # of an MLP, or of an expert
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ def proof_key(model: ModelConfig, train: TrainConfig, mesh: Mesh) -> str:
 
 def cut_down(model: ModelConfig, layout: Layout) -> ModelConfig:
     """Two layers, one of each kind there is, and at least as many as there are stages; of a large
-    vocabulary about as many tokens as VOCABULARY, of which ranks have as uneven parts.
+    vocabulary and of wide MLPs about as much as VOCABULARY and COLUMNS, with the same remainders.
     """
     layers = list(dict.fromkeys(model.layers))
     wanted = max(2, layout.num_stages, len(layers))
@@ -183,10 +185,25 @@ def cut_down(model: ModelConfig, layout: Layout) -> ModelConfig:
             layers.append(layer)
     while len(layers) < wanted:
         layers.append(model.layers[-1])
+    return replace(
+        model,
+        layers=tuple(narrowed(layer, layout) for layer in layers),
+        vocab_size=shortened(model.vocab_size, VOCABULARY, layout),
+        mlp_size=shortened(model.mlp_size, COLUMNS, layout),
+    )
+
+
+def narrowed(layer: LayerConfig, layout: Layout) -> LayerConfig:
+    if layer.experts is None:
+        return layer
+    columns = shortened(layer.experts.mlp_size, COLUMNS, layout)
+    return replace(layer, experts=replace(layer.experts, mlp_size=columns))
+
+
+def shortened(size: int, wanted: int, layout: Layout) -> int:
+    """About as many as wanted, of which ranks have as uneven parts."""
     period = 64 * layout.tensor * layout.shard
-    whole = -(-VOCABULARY // period) * period
-    vocabulary = min(model.vocab_size, whole + model.vocab_size % period)
-    return replace(model, layers=tuple(layers), vocab_size=vocabulary)
+    return min(size, -(-wanted // period) * period + size % period)
 
 
 def proving_order(train: TrainConfig, layout: Layout, num_passes: int) -> TrainConfig:

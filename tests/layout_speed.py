@@ -1,14 +1,15 @@
 """What layouts cost on two ranks of a CPU beside what they must cost by count, and how long the
-proof of a 1B shape takes. Needs two quiet cores.
+proof of a 1B shape takes. Times by the clock need two quiet cores.
 
     PYTHONPATH=.:tests python -m layout_speed                         # under five minutes
     PYTHONPATH=.:tests python -m layout_speed tensor=2 --steps 20     # one of them
     PYTHONPATH=.:tests python -m layout_speed --only-proof
 
 By count: the time of the same sequences on one device, divided by the ranks (two of them run side
-by side, unconnected, so that they share the memory as ranks do), over the share of a pipeline in
-which nothing waits; and each collective of a step, as it was recorded, timed alone over the same
-two ranks.
+by side, unconnected, so that they share the memory as ranks do, in turns with the layout's steps),
+over the share of a pipeline in which nothing waits; and each collective of a step, as it was
+recorded, timed alone over the same two ranks. The same in CPU seconds, for a machine that is busy:
+they know no waiting, and so no bubble either.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import argparse
 import json
 import statistics
 import time
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from packed import TINY
@@ -27,7 +30,7 @@ from torch import distributed
 
 from ridgeline.hardware.freed_memory import keep_freed_memory
 from ridgeline.kernels import host_library
-from ridgeline.models import ModelConfig
+from ridgeline.models import ModelConfig, build_model
 from ridgeline.models.families import describe_hf
 from ridgeline.models.shapes import describe_shape
 from ridgeline.parallel.bubbles import bubble_share
@@ -35,6 +38,7 @@ from ridgeline.parallel.layout import Layout
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.recording import Collective, CollectiveRecorder
 from ridgeline.training.config import BatchOptions, TrainConfig
+from ridgeline.training.initial import fill_initial
 from ridgeline.training.ranks.proving import Proof
 from ridgeline.training.ranks.rank_trainer import rank_trainer, whole_tensors
 from ridgeline.training.stepping.step import Trainer
@@ -65,43 +69,70 @@ def as_the_command() -> None:
     host_library.prepare()
 
 
-def step_seconds(mesh: Mesh, config: ModelConfig, count: int, num_steps: int) -> list[float]:
-    """Of each step over `count` sequences in all."""
+class Spent(NamedTuple):
+    wall_s: float
+    cpu_s: float  # of all threads of this process, gloo's too
+
+
+def spent(run: Callable[[], Any]) -> Spent:
+    began, worked = time.perf_counter(), time.process_time()
+    run()
+    return Spent(time.perf_counter() - began, time.process_time() - worked)
+
+
+def medians(times: Sequence[Spent]) -> Spent:
+    return Spent(*(statistics.median(each) for each in zip(*times, strict=True)))
+
+
+def steps_in_turns(mesh: Mesh, config: ModelConfig, num_steps: int) -> tuple[Spent, Spent]:
+    """Of this rank, and of one device with all sequences while the other ranks do the same: both in
+    one process, one step after the other, so that what slows one down slows the other.
+    """
     as_the_command()
-    trainer, parts = _trainer(mesh, config, count)
-    seconds = []
+    own, alone = _trainer(mesh, config, SEQUENCES), _plain_trainer(config)
+    times: tuple[list[Spent], list[Spent]] = ([], [])
     for _ in range(num_steps + 2):
-        began = time.perf_counter()
-        trainer.step(parts, lr=1e-3)
-        seconds.append(time.perf_counter() - began)
-    return seconds[2:]
+        for (trainer, parts), kept in zip((own, alone), times, strict=True):
+            distributed.barrier()
+            kept.append(spent(partial(trainer.step, parts, lr=1e-3)))
+    return medians(times[0][2:]), medians(times[1][2:])
 
 
-def _trainer(mesh: Mesh, config: ModelConfig, count: int) -> tuple[Any, list[Any]]:
+def _plain_trainer(config: ModelConfig) -> tuple[Trainer, list[Any]]:
+    model = fill_initial(build_model(config, torch.float32, "cpu"), seed=0)
+    return Trainer(model, order_of(Layout())), sequences(SEQUENCES, config.vocab_size, LENGTH)
+
+
+def _trainer(mesh: Mesh, config: ModelConfig, count: int) -> tuple[Trainer, list[Any]]:
     order = order_of(mesh.layout, count)
     trainer = rank_trainer(config, order, mesh, whole_tensors(whole_model(config)))
     batch = sequences(count, config.vocab_size, LENGTH)
     return trainer, [batch[i] for i in mesh.layout.sequences(mesh.rank, count)]
 
 
-def sent(mesh: Mesh, config: ModelConfig, count: int) -> list[tuple[Collective, float]]:
-    """Each collective of a step, and the seconds of all of its kind, timed alone."""
+def sent(mesh: Mesh, config: ModelConfig, count: int) -> Spent:
+    """By all collectives of a step, each kind timed alone."""
     trainer, parts = _trainer(mesh, config, count)
     trainer.step(parts, lr=1e-3)
     with CollectiveRecorder(mesh) as recorder:
         trainer.step(parts, lr=1e-3)
-    return [(each, each.count * alone(each, mesh)) for each in recorder.totals()]
+    return in_all(recorder.totals(), mesh)
 
 
-def handed_on(mesh: Mesh, config: ModelConfig) -> list[tuple[str, float]]:
+def handed_on(mesh: Mesh, config: ModelConfig) -> Spent:
     """A pipeline's activations and their gradients, one micro-batch after the other."""
     num_bytes = 4 * LENGTH * config.hidden_size
     each = Collective("send", "pipeline", 2, 2 * SEQUENCES, 2 * SEQUENCES * num_bytes)
-    return [(each.kind, each.count * alone(each, mesh))]
+    return in_all([each], mesh)
 
 
-def alone(each: Collective, mesh: Mesh) -> float:
-    """The median seconds of one of the mean size."""
+def in_all(collectives: Sequence[Collective], mesh: Mesh) -> Spent:
+    times = [(each.count, alone(each, mesh)) for each in collectives]
+    return Spent(*(sum(count * one[i] for count, one in times) for i in range(2)))
+
+
+def alone(each: Collective, mesh: Mesh) -> Spent:
+    """One of the mean size."""
     size = max(2, each.num_bytes // each.count // 4 // 2 * 2)
     whole, half = torch.zeros(size), torch.zeros(size // 2)
     run = {
@@ -113,14 +144,12 @@ def alone(each: Collective, mesh: Mesh) -> float:
         "receive": lambda: _handed(whole, mesh.rank, 1),
     }[each.kind]
     if each.kind == "receive":
-        return 0.0  # its time is that of the other's send
-    seconds = []
+        return Spent(0.0, 0.0)  # its time is that of the other's send
+    times = []
     for _ in range(TIMED):
         distributed.barrier()
-        began = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)
+        times.append(spent(run))
+    return medians(times)
 
 
 def _handed(tensor: torch.Tensor, rank: int, source: int) -> None:
@@ -130,49 +159,32 @@ def _handed(tensor: torch.Tensor, rank: int, source: int) -> None:
         distributed.recv(tensor, source)
 
 
-def counted_seconds(layout: Layout, plain_s: float, sent_s: float) -> float:
-    """`plain_s`: all sequences on one device while another does the same."""
-    share = 1 - bubble_share(layout, SEQUENCES) if layout.pipeline > 1 else 1.0
-    return plain_s / layout.size / share + sent_s
-
-
 def measured(words: str, config: ModelConfig, num_steps: int) -> dict[str, float]:
+    """By the clock, of the slower rank; and in CPU seconds, the mean of the ranks, which other work
+    on the machine stretches little and in which nobody waits.
+    """
     layout = Layout.parse(words)
-    beside = run_ranks(Layout(replicate=2), unconnected, config, num_steps)
-    plain_s = max(statistics.median(each) for each in beside)
-    ranks = run_ranks(layout, step_seconds, config, SEQUENCES, num_steps)
-    took_s = max(statistics.median(each) for each in ranks)
+    ranks = run_ranks(layout, steps_in_turns, config, num_steps)
     if layout.pipeline > 1:
         every = run_ranks(layout, handed_on, config)
     else:
         every = run_ranks(layout, sent, config, SEQUENCES)
-    sent_s = max(sum(seconds for _, seconds in each) for each in every)
-    expected_s = counted_seconds(layout, plain_s, sent_s)
     bubble = bubble_share(layout, SEQUENCES) if layout.pipeline > 1 else 0.0
+    took_s = max(own.wall_s for own, _ in ranks)
+    share_s = max(plain.wall_s for _, plain in ranks) / layout.size
+    sent_s = max(each.wall_s for each in every)
+    counted_s = share_s / (1 - bubble) + sent_s
+    took_cpu_s = statistics.mean(own.cpu_s for own, _ in ranks)
+    share_cpu_s = statistics.mean(plain.cpu_s for _, plain in ranks) / layout.size
+    sent_cpu_s = statistics.mean(each.cpu_s for each in every)
     return {
-        "plain_ms": 1e3 * plain_s, "share_ms": 1e3 * plain_s / layout.size,
-        "bubble_share": bubble, "sent_ms": 1e3 * sent_s, "counted_ms": 1e3 * expected_s,
-        "measured_ms": 1e3 * took_s, "over_counted": took_s / expected_s - 1,
+        "share_ms": 1e3 * share_s, "bubble_share": bubble, "sent_ms": 1e3 * sent_s,
+        "counted_ms": 1e3 * counted_s, "measured_ms": 1e3 * took_s,
+        "over_counted": took_s / counted_s - 1,
+        "share_cpu_ms": 1e3 * share_cpu_s, "sent_cpu_ms": 1e3 * sent_cpu_s,
+        "measured_cpu_ms": 1e3 * took_cpu_s,
+        "over_counted_cpu": took_cpu_s / (share_cpu_s + sent_cpu_s) - 1,
     }  # fmt: skip
-
-
-def unconnected(mesh: Mesh, config: ModelConfig, num_steps: int) -> list[float]:
-    """As one device, while the other rank does the same."""
-    as_the_command()
-    from ridgeline.models import build_model
-    from ridgeline.training.initial import fill_initial
-
-    trainer = Trainer(
-        fill_initial(build_model(config, torch.float32, "cpu"), seed=0), order_of(Layout())
-    )
-    parts = sequences(SEQUENCES, config.vocab_size, LENGTH)
-    distributed.barrier()
-    seconds = []
-    for _ in range(num_steps + 2):
-        began = time.perf_counter()
-        trainer.step(parts, lr=1e-3)
-        seconds.append(time.perf_counter() - began)
-    return seconds[2:]
 
 
 def proof_seconds(mesh: Mesh, model: ModelConfig) -> tuple[Proof, float]:

@@ -87,7 +87,7 @@ class StepSize:
     stream_share: int = 1  # ranks that share the residual stream by tokens
     sums_always: bool = False  # gradients of a single pass too are sums in fp32
     context: int = 1  # ranks that share each sequence by tokens
-    expert_room: float = 0.0  # rows on their way to other ranks' experts, of those of even shares
+    expert_room: float = 0.0  # rows of experts on several ranks, of those of even shares
     has_table: bool = True  # the embeddings are on this device of a pipeline
     has_head: bool = True  # and so are the last norm, the head and the loss
     is_head_cut: bool = False  # ranks have parts of the vocabulary: the loss overwrites its logits
@@ -267,7 +267,8 @@ def _first_layer(size: StepSize) -> StepMoment:
 def _of_other_ranks(size: StepSize, layer: LayerConfig) -> int:
     """Bytes that a layer keeps of a pass because ranks share its work: with `context` the keys and
     values that this rank's queries see, in a front part and in one of the back of each sequence;
-    with `expert` rows that arrive, and what comes back of those that were sent.
+    with `expert` and a capacity rows beyond even shares, filled or not. Of even ones a rank keeps
+    what one device does: its experts' rows, and what came back of those that it sent.
     """
     config, rows, tokens = size.config, 0.0, size.num_tokens
     if size.context > 1 and size.form.keeps_attention:
@@ -276,9 +277,9 @@ def _of_other_ranks(size: StepSize, layer: LayerConfig) -> int:
             sequences = -(-tokens * size.context // size.longest)
             visible = min(visible, tokens + 2 * sequences * (layer.window - 1))
         rows += visible * 2 * config.kv_size
-    if layer.experts is not None and size.recomputation != "blocks":
-        sent = tokens * layer.experts.experts_per_token * size.expert_room
-        rows += 2 * sent * config.hidden_size
+    if layer.experts is not None and size.recomputation != "blocks" and size.expert_room:
+        others = tokens * layer.experts.experts_per_token * (size.expert_room - 1.0)
+        rows += others * (2 * config.hidden_size + 3 * layer.experts.mlp_size)
     return int(rows * size.element)
 
 

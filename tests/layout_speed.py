@@ -89,10 +89,10 @@ def steps_in_turns(mesh: Mesh, config: ModelConfig, num_steps: int) -> tuple[Spe
     one process, one step after the other, so that what slows one down slows the other.
     """
     as_the_command()
-    own, alone = _trainer(mesh, config, SEQUENCES), _plain_trainer(config)
+    own, plain = _trainer(mesh, config, SEQUENCES), _plain_trainer(config)
     times: tuple[list[Spent], list[Spent]] = ([], [])
     for _ in range(num_steps + 2):
-        for (trainer, parts), kept in zip((own, alone), times, strict=True):
+        for (trainer, parts), kept in zip((own, plain), times, strict=True):
             distributed.barrier()
             kept.append(spent(partial(trainer.step, parts, lr=1e-3)))
     return medians(times[0][2:]), medians(times[1][2:])

@@ -18,15 +18,17 @@ from ridgeline.planning.validating.judging import (
     by_source,
     judge_steps,
     rank_correlation,
+    sweep_of,
     worst,
 )
 from ridgeline.planning.validating.memory_points import judge_memory, read_memory_points
 from ridgeline.planning.validating.points import point_of, read_points, read_rows
+from ridgeline.planning.validating.source_facts import completed, day_slowness
 
 POINTS = Path(__file__).parent / "plan_points"
 # Medians of the sizes as they are now (2026-11-19), and room for rounding.
 MEDIANS = {"megatron2021": 0.07, "korthikanti2022": 0.13, "mcore_h100": 0.1, "torchtitan": 0.12,
-           "mcore_goldens": 0.1}  # fmt: skip
+           "mcore_goldens": 0.1, "bloom_layouts": 0.08}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +71,32 @@ def test_memory_stays_within_what_is_said() -> None:
     ]
     assert len(held) >= 10
     assert sum(held) / len(held) >= 0.8, held
+
+
+def test_of_bloom_s_layouts_the_fast_ones_are_predicted_fast(rows: list[JudgedRow]) -> None:
+    """Every fourth of its sweep, in the source's order."""
+    own = [row for row in rows if row.source == "bloom_layouts"]
+    assert len(own) >= 30
+    sweep = sweep_of(own)
+    assert sweep.num >= 30
+    assert sweep.rank_correlation >= 0.75
+    assert sweep.regret <= 0.05
+
+
+def test_a_source_completes_its_own_rows() -> None:
+    """BLOOM's prequel says beside its tables what their columns leave open."""
+    base = {"group": "bloom_layouts", "note": "x; 02-20; y", "hidden": "", "layers": "80",
+            "heads": "", "num_gpus": "384", "gbs": "2048"}  # fmt: skip
+    first = completed(base)
+    assert (first["hidden"], first["layers"], first["heads"]) == ("14400", "", "96")
+    given = completed(base | {"hidden": "13824"})
+    assert (given["hidden"], given["layers"]) == ("13824", "80")
+    one_node = completed(base | {"note": "x; 02-21; y", "num_gpus": "8", "layers": ""})
+    assert (one_node["gbs"], one_node["layers"], one_node["hidden"]) == ("512", "10", "14336")
+    assert completed(base | {"group": "bloom"})["hidden"] == ""
+    assert [day_slowness(base | {"note": f"; {day};"}) > 1 for day in ("02-24", "02-25")] == [
+        True, False
+    ]  # fmt: skip
 
 
 def test_faster_ones_are_predicted_faster(rows: list[JudgedRow]) -> None:

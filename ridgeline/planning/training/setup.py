@@ -42,6 +42,7 @@ class Stack:
     master_bytes: float = 12.0  # of a weight: what the optimizer keeps beside it
     fuses_loss: bool = True  # logits of all rows are never there at once
     logit_copies: float = 0.0  # bytes of each logit, where they are
+    launch_s: float = 0.0  # of each kernel, where the host waits for it before the next
     slowness: float = 1.0  # of all it computes: a mode that is known to be slower
     is_full_attention: bool = False  # pairs that cannot see each other are computed too
     joins_rows: bool = False  # a token goes to a node once, however many of its experts are there

@@ -49,6 +49,9 @@ WORDS = {
 # Multiprocessors that collectives take from what runs beside them (notes of 2026-11-17).
 TAKEN_INSIDE, TAKEN_ACROSS = 0.15, 0.02
 ODD_COLUMNS = 64
+# Rows of 16 bits that begin at no multiple of 16 bytes do not reach an A100's matrix units, which
+# are four times as fast as its others (312 and 78 TFLOP/s: its datasheet).
+EVEN_HEAD, MATRIX_UNITS = 8, 4.0
 Seconds = defaultdict[str, float]  # of PARTS
 POWER_W = {"hopper": 700.0}  # at which a generation's figures hold, where parts are sold with less
 
@@ -174,7 +177,9 @@ class _Rank:
         inputs = self._ops(work.inputs, parts)
         weights = self._ops(work.weights, parts) + self._sums(layer, parts)
         inputs += self._again(work.forward, parts)
-        gap = self.fitted.kernel_s * work.num_kernels
+        # Software that fuses less has as many more kernels as it has passes.
+        waits = setup.stack.launch_s * setup.stack.passes
+        gap = (self.fitted.kernel_s + waits) * work.num_kernels
         parts["launches"] += gap
         forward, inputs = forward + gap / 3, inputs + 2 * gap / 3
         computed = forward, inputs + weights
@@ -287,6 +292,8 @@ class _Rank:
             share *= fitted.attention_backward
         if stack.attention == "flash" and self.family != "ampere":
             share *= fitted.hopper_flash
+        if stack.attention == "scores" and self.setup.model.head_dim % EVEN_HEAD:
+            share /= MATRIX_UNITS
         if self.setup.model.head_dim < 96 and self.family != "ampere":
             share *= 0.75  # 418 of 550 TFLOP/s on an H200 (notes of 2026-11-17)
         flops = op.flops * (2 if stack.attention == "scores" or stack.is_full_attention else 1)

@@ -18,16 +18,23 @@ from ridgeline.models.shapes import SHAPES, describe_shape
 from ridgeline.planning.clusters.cluster import GpuPool
 from ridgeline.planning.clusters.parsing import gpu_named
 from ridgeline.planning.training.setup import Stack
+from ridgeline.planning.validating.source_facts import day_slowness, sums_in_fp32
 
+# Of an eager launch and of waking up behind its kernel: 12 µs (H200, 2026-11-15) and a guess of 8.
+BLOCKING_LAUNCH_S = 20e-6
 MEGATRON_2021 = Stack(
     "Megatron-LM 2021", attention="scores", passes=2.0, hides_data=False, reduce_bytes=2,
     splits_sends=True, waits_for_sends=True, has_dropout=True, fuses_loss=False, logit_copies=8.0,
     is_full_attention=True,
 )  # fmt: skip
 MEGATRON_2022 = replace(MEGATRON_2021, name="Megatron-LM 2022")
+# With CUDA_LAUNCH_BLOCKING=1, without which it hung (tr11-176B-ml.slurm). In fp16 gradients are
+# summed where they are.
 BIGSCIENCE = replace(
-    MEGATRON_2021, name="Megatron-DeepSpeed (BLOOM)", shards_optimizer=True, has_dropout=False
-)
+    MEGATRON_2021, name="Megatron-DeepSpeed (BLOOM)", shards_optimizer=True, has_dropout=False,
+    gradient_bytes=2, launch_s=BLOCKING_LAUNCH_S,
+)  # fmt: skip
+BIGSCIENCE_BF16 = replace(BIGSCIENCE, gradient_bytes=4, reduce_bytes=4)
 MEGATRON_CORE = Stack(
     "Megatron-Core", attention="cudnn", splits_sends=True, shards_optimizer=True, hides_tensor=0.5,
     fuses_loss=False, logit_copies=6.0, joins_rows=True,
@@ -108,10 +115,12 @@ def stack_of(group: str, row: Mapping[str, str]) -> Stack | None:
         liger = "Liger" in note
         base = LIGER if liger else TRANSFORMERS
         return replace(base, passes=base.passes / 1.5 if "compile" in note else base.passes)
+    if group in ("bloom_layouts", "bloom"):
+        base = BIGSCIENCE_BF16 if sums_in_fp32(row) else BIGSCIENCE
+        return replace(base, slowness=day_slowness(row))
     table = {"megatron2021": MEGATRON_2021, "megatron2021t2": MEGATRON_2021,
              "korthikanti2022": MEGATRON_2022, "mcore_h100": MEGATRON_CORE,
-             "megatron_bridge": MEGATRON_CORE, "mcore_goldens": GOLDENS,
-             "bloom_layouts": BIGSCIENCE, "bloom": BIGSCIENCE}  # fmt: skip
+             "megatron_bridge": MEGATRON_CORE, "mcore_goldens": GOLDENS}  # fmt: skip
     return table.get(group)
 
 

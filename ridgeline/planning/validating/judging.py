@@ -29,6 +29,7 @@ class JudgedRow:
     measured: float | None  # None: it ran out of memory
     family: str = ""
     work: float = 0.0  # FLOPs of a step and GPU, as the source counts them
+    num_gpus: int = 0  # that a step ran on
     limit: int = 0  # bytes that were there, where it ran out of memory
     refused: str = ""
 
@@ -82,7 +83,8 @@ def judge_steps(points: Iterable[TrainPoint], fitted: Fitted) -> list[JudgedRow]
             reason = "" if estimate is not None else "no setting of it can be run"
             family = family_of(point.pool.gpu.name) if point.pool else ""
             row = JudgedRow(point.id, point.source, "step", predicted, point.step_s, family,
-                            refused=reason, work=_work(point))  # fmt: skip
+                            refused=reason, work=_work(point),
+                            num_gpus=point.setups[0].layout.size)  # fmt: skip
         rows.append(row)
     return rows
 
@@ -131,7 +133,9 @@ def rank_correlation(rows: Sequence[JudgedRow]) -> float:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Of many layouts of models of about one size: FLOP/s of a GPU, predicted and measured."""
+    """Of many layouts of models of about one size: FLOP/s of a GPU, predicted and measured. Trials
+    on less than half of the GPUs were of other models.
+    """
 
     num: int
     rank_correlation: float
@@ -141,8 +145,9 @@ class Sweep:
 
 
 def sweep_of(rows: Sequence[JudgedRow]) -> Sweep:
+    most = max(row.num_gpus for row in rows)
     rates = [(row.work / row.predicted, row.work / row.measured, row.id) for row in rows
-             if row.predicted and row.measured]  # fmt: skip
+             if row.predicted and row.measured and 2 * row.num_gpus >= most]  # fmt: skip
     first, best = max(rates), max(rates, key=lambda rate: rate[1])
     return Sweep(len(rates), correlation([(a, b) for a, b, _ in rates]), best[1] / first[1] - 1,
                  first[2], best[2])  # fmt: skip

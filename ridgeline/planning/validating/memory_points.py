@@ -23,7 +23,6 @@ from ridgeline.planning.validating.foreign_memory import MemoryForm, foreign_mem
 from ridgeline.planning.validating.judging import JudgedRow
 from ridgeline.planning.validating.points import (
     RefusedRowError,
-    Row,
     layout_of,
     model_of,
     needed,
@@ -31,6 +30,7 @@ from ridgeline.planning.validating.points import (
     read_rows,
     real,
 )
+from ridgeline.planning.validating.source_facts import Row, sums_in_fp32
 
 COLUMNS = ("id", "group", "phase", "model", "layers", "hidden", "heads", "vocab", "gpu", "tp", "pp",
            "seq", "mbs", "peak_gib", "steady_gib")  # fmt: skip
@@ -50,12 +50,14 @@ DEEPSPEED = MemoryForm(
     gradient_bytes=2.0, cuts="optimizer", overhead_bytes=12 * GIB, logit_bytes=14.0, scores="kept",
     saves="blocks", activation_slack=1.2,
 )  # fmt: skip
+# ZeRO-0: nothing is cut, and its update makes copies of all gradients in fp32 and puts them
+# together in one tensor, for which blocks of the passes are too small.
+UNCUT = replace(DEEPSPEED, cuts="nothing", gradient_bytes=2.0 + 4.0 + 4.0)
 # Tests of transformer_engine's layers whose configs ask for unfused attention, and those whose
 # router takes two experts; others take one.
 UNFUSED = ("te_tp1_pp4_vp1", "tunable_overlap", "pipeline_split", "average_in_collective",
            "groupedGEMM", "etp1_ep4")  # fmt: skip
 TWO_EXPERTS = ("etp1_ep4", "top2router")
-BF16_DAY = "02-28"
 # fp32 weights, gradients and moments, all cut. Of a logit: fp32, its softmax and its gradient.
 TORCHTITAN = MemoryForm(weight_bytes=4.0, gradient_bytes=4.0, optimizer_bytes=8.0, cuts="all",
                         logit_bytes=12.0, has_dropout=False, reserved=1.08,
@@ -168,9 +170,9 @@ def _form(row: Row) -> MemoryForm:
             else (FIRST_FIGURE)
         )
     if group in ("bloom_layouts", "bloom"):
-        day = re.search(r"; (\d\d-\d\d);", row["technique"])
-        late = group == "bloom" or (day is not None and day[1] >= BF16_DAY)
-        return replace(DEEPSPEED, gradient_bytes=6.0) if late else DEEPSPEED
+        if row["sharding"] == "ZeRO-0":
+            return UNCUT
+        return replace(DEEPSPEED, gradient_bytes=6.0) if sums_in_fp32(row) else DEEPSPEED
     if group == "torchtitan":
         saves = "blocks" if text.startswith("full") else "half of products"
         compiled = "compile" in row["technique"]

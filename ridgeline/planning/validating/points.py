@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -23,8 +22,8 @@ from ridgeline.parallel.layout import Layout
 from ridgeline.planning.clusters.cluster import GpuPool
 from ridgeline.planning.training.setup import TrainSetup
 from ridgeline.planning.validating.foreign import gpt, model_named, pool_named, stack_of
+from ridgeline.planning.validating.source_facts import Row, completed
 
-Row = Mapping[str, str]
 COLUMNS = ("id", "group", "model", "layers", "hidden", "heads", "vocab", "gpu", "num_gpus", "dtype",
            "tp", "pp", "dp", "seq", "gbs")  # fmt: skip
 OPEN_MICRO = (1, 2, 4, 8)  # that a source may have chosen
@@ -61,7 +60,7 @@ def read_rows(path: Path, columns: tuple[str, ...]) -> list[Row]:
     missing = [name for name in columns if name not in (reader.fieldnames or ())]
     if missing:
         raise UsageError(f"{path} lacks the columns {', '.join(missing)} (docs/planning.md)")
-    return rows
+    return [completed(row) for row in rows]
 
 
 def read_points(path: Path) -> list[TrainPoint]:

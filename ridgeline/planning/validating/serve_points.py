@@ -29,7 +29,8 @@ from ridgeline.planning.serving.setup import engine_setup, grouped, usual_free_b
 from ridgeline.planning.serving.step_times import PredictedTimes, Tuning
 from ridgeline.planning.serving.sustained import sustained, with_rate
 from ridgeline.planning.validating.foreign import gpt_oss_120b, model_named
-from ridgeline.planning.validating.points import RefusedRowError, Row, needed, read_rows, real
+from ridgeline.planning.validating.points import RefusedRowError, needed, read_rows, real
+from ridgeline.planning.validating.source_facts import Row
 from ridgeline.recipe import Recipe, edited_at_once
 
 COLUMNS = ("id", "group", "model", "gpu", "num_gpus", "engine", "weights", "kv_dtype", "tp", "isl",

@@ -39,6 +39,7 @@ class Stack:
     regathers: bool = True  # with `shard`: weights are let go between forward and backward
     has_dropout: bool = False  # masks are kept
     gradient_bytes: int = 4  # of a weight's gradient as it is kept over passes
+    adds_in_products: bool = False  # a gradient's product adds to the sum that it belongs to
     master_bytes: float = 12.0  # of a weight: what the optimizer keeps beside it
     fuses_loss: bool = True  # logits of all rows are never there at once
     logit_copies: float = 0.0  # bytes of each logit, where they are

@@ -192,9 +192,11 @@ class _Rank:
         return LayerTimes(forward + gathered, inputs + regathered, weights, parts)
 
     def _sums(self, layer: LayerConfig, parts: Seconds) -> float:
-        """Gradients of a micro-batch, added to those before it: read and written."""
+        """Gradients of a micro-batch, added to those before it: read and written. A product that
+        adds by itself does so behind its math.
+        """
         layout = self.setup.layout
-        if self.setup.num_micro == 1:
+        if self.setup.num_micro == 1 or self.setup.stack.adds_in_products:
             return 0.0
         own = rank_model(self.setup, layer)
         count = layer_matrices(own, own.layers[0])

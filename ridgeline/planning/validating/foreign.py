@@ -27,7 +27,8 @@ MEGATRON_2021 = Stack(
     splits_sends=True, waits_for_sends=True, has_dropout=True, fuses_loss=False, logit_copies=8.0,
     is_full_attention=True,
 )  # fmt: skip
-MEGATRON_2022 = replace(MEGATRON_2021, name="Megatron-LM 2022")
+# Its gradients' products add to the sums in fp32 (apex's, the default since 3.0).
+MEGATRON_2022 = replace(MEGATRON_2021, name="Megatron-LM 2022", adds_in_products=True)
 # With CUDA_LAUNCH_BLOCKING=1, without which it hung (tr11-176B-ml.slurm). In fp16 gradients are
 # summed where they are.
 BIGSCIENCE = replace(
@@ -37,11 +38,11 @@ BIGSCIENCE = replace(
 BIGSCIENCE_BF16 = replace(BIGSCIENCE, gradient_bytes=4, reduce_bytes=4)
 MEGATRON_CORE = Stack(
     "Megatron-Core", attention="cudnn", splits_sends=True, shards_optimizer=True, hides_tensor=0.5,
-    fuses_loss=False, logit_copies=6.0, joins_rows=True,
+    fuses_loss=False, logit_copies=6.0, joins_rows=True, adds_in_products=True,
 )  # fmt: skip
 GOLDENS = replace(
     MEGATRON_CORE, name="Megatron-Core CI", attention="flash2", passes=2.0, hides_tensor=0.0,
-    hides_data=False,
+    hides_data=False, adds_in_products=False,
 )  # fmt: skip
 TORCHTITAN = Stack("torchtitan", attention="flash2", passes=2.5, gradient_bytes=2, reduce_bytes=4,
                    fuses_loss=False, logit_copies=8.0)  # fmt: skip

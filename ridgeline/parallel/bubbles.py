@@ -216,10 +216,19 @@ def in_flight(layout: Layout, num_micro: int, index: int) -> int:
     """Passes through a stage whose activations a device keeps at once, at most. With zero-bubble
     some of a pass's stay until its weights' gradients are computed; they count until then.
     """
+    return round(most_held(layout, num_micro, index, [1.0] * layout.stages))
+
+
+def most_held(layout: Layout, num_micro: int, index: int, sizes: Sequence[float]) -> float:
+    """What a device keeps at once of passes through its stages, at most, where one through each of
+    them keeps `sizes`. Its first stages keep more passes than its last.
+    """
+    assert len(sizes) == layout.stages, (len(sizes), layout.stages)
     ends = "W" if layout.schedule == "zero-bubble" else "B"
-    now = most = 0
+    now = most = 0.0
     for own in pass_order(layout, num_micro, index):
-        now += (own.kind == "F") - (own.kind == ends)
+        size = sizes[own.stage // layout.pipeline]
+        now += ((own.kind == "F") - (own.kind == ends)) * size
         most = max(most, now)
     return most
 

@@ -18,6 +18,7 @@ from ridgeline.parallel.bubbles import (
     bubble_share,
     check_micro_batches,
     in_flight,
+    most_held,
     pass_order,
     stream_bytes,
 )
@@ -129,6 +130,12 @@ def test_what_is_kept_does_not_grow_with_micro_batches() -> None:
     for schedule in ("interleaved", "zero-bubble"):
         layout = Layout.parse(f"pipeline=4,schedule={schedule},stages=2")
         assert in_flight(layout, 8, 0) == in_flight(layout, 64, 0)
+
+
+def test_a_devices_first_stages_keep_more_passes_than_its_last() -> None:
+    layout = Layout.parse("pipeline=4,schedule=interleaved,stages=2")
+    last = [most_held(layout, 8, 3, sizes) for sizes in ([1.0, 1.0], [1.0, 0.0], [0.0, 1.0])]
+    assert last == [5.0, 5.0, 1.0]
 
 
 @pytest.mark.parametrize(

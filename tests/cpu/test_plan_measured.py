@@ -47,7 +47,8 @@ POINTS = Path(__file__).parent / "plan_points"
 LLAMA_1B = describe_shape("llama-3.2-1b").config
 H100 = parse_cluster("8xH100").pools[0]
 # Medians and largest errors of committed rows, with room for rounding (2026-11-19).
-MOST = {"steady": (0.02, 0.045), "peak": (0.05, 0.12)}
+# The largest steady one is of Megatron's own layers in fp16 (-4.3%); without them it is 3.6%.
+MOST = {"steady": (0.005, 0.045), "peak": (0.03, 0.12)}
 
 
 @pytest.fixture
@@ -81,6 +82,22 @@ def test_rows_of_the_same_settings_that_contradict_each_other_are_refused(tmp_pa
     )
     points = read_memory_points(tmp_path / "memory.csv")
     assert [bool(point.refused) for point in points] == [False, False, True]
+
+
+def test_less_memory_for_a_larger_micro_batch_is_refused_on_both_sides(tmp_path: Path) -> None:
+    """As of BLOOM's sweep: 65 GB with two sequences a pass, 56 with four."""
+    lines = (POINTS / "memory.csv").read_text().splitlines()
+    rows = [line for line in lines if line.startswith(("bloom_layouts-030,", "bloom_layouts-031,"))]
+    peaks = [dict(zip(lines[0].split(","), row.split(","), strict=False))["peak_gib"]
+             for row in rows]  # fmt: skip
+    swapped = [
+        row.replace(f",{own},", f",{other},")
+        for row, own, other in zip(rows, peaks, peaks[::-1], strict=True)
+    ]
+    for written, is_refused in ((rows, False), (swapped, True)):
+        (tmp_path / "memory.csv").write_text("\n".join([lines[0], *written]))
+        points = read_memory_points(tmp_path / "memory.csv")
+        assert [bool(point.refused) for point in points] == [is_refused] * 2
 
 
 def test_curves_are_kept_and_used(own_cache: Path) -> None:

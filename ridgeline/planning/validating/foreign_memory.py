@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ridgeline.models import LayerConfig, ModelConfig
-from ridgeline.parallel.bubbles import in_flight
+from ridgeline.parallel.bubbles import most_held
 from ridgeline.planning.training.setup import TrainSetup
 from ridgeline.planning.training.step import weights_on
 from ridgeline.planning.training.work import rank_model
@@ -31,6 +31,9 @@ class MemoryForm:
     weight_bytes: float = 2.0
     gradient_bytes: float = 4.0
     optimizer_bytes: float = 12.0  # of a weight, before ranks share them
+    update_bytes: float = (
+        0.0  # of a weight that the rank updates, while it does, without activations
+    )
     cuts: Literal["nothing", "optimizer", "all"] = "nothing"  # over ranks that hold the same
     logit_bytes: float = 6.0  # of each logit of a pass, at the peak
     overhead_bytes: float = 0.0  # context, buffers of libraries
@@ -40,6 +43,7 @@ class MemoryForm:
     stream_copies: float = 4.0  # of the hidden size: both norms' inputs and results
     saves: Literal["all", "scores again", "half of products", "blocks"] = "all"
     device: Literal["last", "heaviest"] = "heaviest"  # of a pipeline, that was read
+    whole_inputs: bool = False  # of products that ranks of `tensor` share, though tokens are shared
     counts_table: bool = True  # else figures are of layers alone
     learned_positions: int = 0  # rows of a table that every rank has
     reserved: float = 1.0  # of what is allocated
@@ -83,17 +87,22 @@ def _of(setup: TrainSetup, form: MemoryForm, device: int) -> ForeignMemory:
         layer = weights_on(setup, layers[:1], False, False)
         gathered = 2.0 * (2 * layer + weights_on(setup, [], is_last, device == 0))
         gathered += form.gradient_bytes * layer
-    shared = copies if form.cuts == "all" else 1
     experts = _expert_weights(setup, layers)
     cut = (weights - experts) / copies + experts * layout.expert / copies
-    items = {
-        "weights": form.weight_bytes * weights / shared,
-        "gradients": form.gradient_bytes * weights / shared,
-        "optimizer": form.optimizer_bytes * (weights if form.cuts == "nothing" else cut),
-        "overhead": form.overhead_bytes,
-        "gathered": gathered,
+    kept = cut if form.cuts == "all" else weights
+    updated = weights if form.cuts == "nothing" else cut
+    passes = {
         "activations": form.activation_slack * _activations(setup, form, device, layers),
         "logits": _logits(setup, form) if is_last else 0.0,
+    }
+    items = {
+        "weights": form.weight_bytes * kept,
+        "gradients": form.gradient_bytes * kept,
+        "optimizer": form.optimizer_bytes * updated,
+        "overhead": form.overhead_bytes,
+        "gathered": gathered,
+        **passes,
+        "update": max(0.0, form.update_bytes * updated - sum(passes.values())),
     }
     return ForeignMemory({name: form.reserved * value for name, value in items.items()})
 
@@ -111,12 +120,22 @@ def _expert_weights(setup: TrainSetup, layers: list[int]) -> float:
 
 def _activations(setup: TrainSetup, form: MemoryForm, device: int, layers: list[int]) -> float:
     layout, model = setup.layout, setup.model
-    held = in_flight(layout, setup.num_micro, device) / layout.stages
-    own = [model.layers[index] for index in layers]
-    whole = max(_kept(setup, form, layer, "all") for layer in own)
-    kept = sum(_kept(setup, form, layer, form.saves) for layer in own)
+    own = [
+        sum(_kept(setup, form, model.layers[index], form.saves) for index in cut)
+        for cut in setup.cuts[device :: layout.pipeline]
+    ]
     # One layer more is made again for its backward pass.
-    return setup.micro_tokens * (held * kept + (whole if form.saves != "all" else 0.0))
+    again = 0.0
+    if form.saves != "all":
+        again = max(_kept(setup, form, model.layers[index], "all") for index in layers)
+        again += 2 * _whole_input(setup, form)  # attention's and the MLP's
+    return setup.micro_tokens * (most_held(layout, setup.num_micro, device, own) + again)
+
+
+def _whole_input(setup: TrainSetup, form: MemoryForm) -> float:
+    """Bytes a token, beside the share that the stream's own tensor has."""
+    is_shared = form.whole_inputs and setup.layout.sequence and setup.layout.tensor > 1
+    return 2.0 * setup.model.hidden_size if is_shared else 0.0
 
 
 def _kept(setup: TrainSetup, form: MemoryForm, layer: LayerConfig, saves: str) -> float:
@@ -150,4 +169,6 @@ def _mlp(own: ModelConfig, layer: LayerConfig, form: MemoryForm) -> float:
 
 def _logits(setup: TrainSetup, form: MemoryForm) -> float:
     columns = -(-setup.model.vocab_size // setup.layout.tensor)
-    return form.logit_bytes * setup.micro_tokens * columns
+    # The head's input, and the gradient of it.
+    ends = 2 * _whole_input(setup, form)
+    return setup.micro_tokens * (form.logit_bytes * columns + ends)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -35,33 +36,43 @@ from ridgeline.planning.validating.source_facts import Row, sums_in_fp32
 COLUMNS = ("id", "group", "phase", "model", "layers", "hidden", "heads", "vocab", "gpu", "tp", "pp",
            "seq", "mbs", "peak_gib", "steady_gib")  # fmt: skip
 GIB = 1 << 30
-CONTRADICTION = 0.2
+CONTRADICTION, NOISE = 0.2, 0.05
 FOREIGN = Stack("foreign")
 # Which sources the constants below were set by, and which they were judged on.
 FITTED_TO = ("mcore_goldens", "bloom_layouts", "ridgeline_h200")
 JUDGED_ON = ("korthikanti2022", "torchtitan", "bloom")
-# Steady figures of Megatron's CI are about 112 MB above weights, gradients and optimizer, whatever
-# the layout; they are those of the last rank, which writes the log.
-MEGATRON_CI = MemoryForm(overhead_bytes=112e6, device="last")
+# Steady figures of Megatron's CI are about 103 MB above weights, gradients and optimizer, whatever
+# the layout, and what a stage has received of the one before it; they are those of the last rank,
+# which writes the log.
+MEGATRON_CI = MemoryForm(overhead_bytes=103e6, device="last")
 FIRST_FIGURE = MemoryForm(counts_table=False)  # 18 bytes of a layer's weight, exactly
 # nvidia-smi's figures of BLOOM's sweep: 12 GiB beside what is counted (context, NCCL, DeepSpeed's
-# buckets, free blocks), and gradients in fp32 beside those in bf16 from the 28th of February.
+# buckets, free blocks). In fp16 a rank's part of the gradients is copied to fp32 for the update; in
+# bf16 sums in fp32 stand beside the gradients.
 DEEPSPEED = MemoryForm(
-    gradient_bytes=2.0, cuts="optimizer", overhead_bytes=12 * GIB, logit_bytes=14.0, scores="kept",
-    saves="blocks", activation_slack=1.2,
+    gradient_bytes=2.0, cuts="optimizer", update_bytes=4.0, overhead_bytes=12 * GIB,
+    logit_bytes=14.0, scores="kept", saves="blocks", activation_slack=1.2,
 )  # fmt: skip
-# ZeRO-0: nothing is cut, and its update makes copies of all gradients in fp32 and puts them
-# together in one tensor, for which blocks of the passes are too small.
-UNCUT = replace(DEEPSPEED, cuts="nothing", gradient_bytes=2.0 + 4.0 + 4.0)
+DEEPSPEED_BF16 = replace(DEEPSPEED, gradient_bytes=6.0, update_bytes=0.0)
 # Tests of transformer_engine's layers whose configs ask for unfused attention, and those whose
 # router takes two experts; others take one.
 UNFUSED = ("te_tp1_pp4_vp1", "tunable_overlap", "pipeline_split", "average_in_collective",
            "groupedGEMM", "etp1_ep4")  # fmt: skip
 TWO_EXPERTS = ("etp1_ep4", "top2router")
+# Those with `moe-grouped-gemm`: its products run on four streams, each with a workspace of
+# transformer_engine (32 MiB on an H100).
+GROUPED = ("average_in_collective", "groupedGEMM", "etp1_ep4", "top2router")
+GROUPED_BYTES = 4 * (32 << 20)
+# Of a logit: the fused loss does not write over its copy in fp32; and the head's gradients of
+# `wgrad-deferral-limit: 2` micro-batches wait in 16 bits for the end of the step.
+LOSS_FUSED, HEAD_DEFERRED = 4.0, 2 * 2.0
 # fp32 weights, gradients and moments, all cut. Of a logit: fp32, its softmax and its gradient.
 TORCHTITAN = MemoryForm(weight_bytes=4.0, gradient_bytes=4.0, optimizer_bytes=8.0, cuts="all",
                         logit_bytes=12.0, has_dropout=False, reserved=1.08,
-                        overhead_bytes=0.5e9)  # fmt: skip
+                        overhead_bytes=0.5e9, whole_inputs=True)  # fmt: skip
+# Its loss over ranks of `tensor` is written op by op (torch's loss_parallel): at the peak a
+# softmax, a gradient, exp and their sum, each in fp32.
+TORCHTITAN_LOSS_BYTES = 16.0
 # Weights, gradients and moments in bf16; a norm's result in fp32 too.
 TRANSFORMERS = MemoryForm(gradient_bytes=2.0, optimizer_bytes=4.0, has_dropout=False,
                           logit_bytes=14.0, gate_copies=4.0, stream_copies=6.0)  # fmt: skip
@@ -88,20 +99,45 @@ def read_memory_points(path: Path) -> list[MemoryPoint]:
 
 
 def _without_contradictions(points: list[MemoryPoint]) -> list[MemoryPoint]:
-    """Of at least three rows of the same settings, those far from their median are refused."""
-    peaks: dict[object, list[float]] = {}
-    for point in points:
-        if point.peak is not None:
-            peaks.setdefault((point.source, point.setup, point.form), []).append(point.peak)
+    known = [point for point in points if point.peak is not None and point.setup is not None]
+    refused = _far_from_equals(known) | _more_for_less(known)
     return [
-        replace(point, setup=None, refused="rows of the same settings contradict it")
-        if point.peak is not None
-        and point.setup is not None
-        and len(own := peaks[(point.source, point.setup, point.form)]) > 2
-        and abs(point.peak / median(own) - 1) > CONTRADICTION
-        else point
+        replace(point, setup=None, refused=refused[point.id]) if point.id in refused else point
         for point in points
     ]
+
+
+def _far_from_equals(points: list[MemoryPoint]) -> dict[str, str]:
+    """Of at least three rows of the same settings, those far from their median."""
+    peaks: dict[object, list[float]] = {}
+    for point in points:
+        peaks.setdefault((point.source, point.setup, point.form), []).append(point.peak or 0.0)
+    return {
+        point.id: "rows of the same settings contradict it"
+        for point in points
+        if len(own := peaks[(point.source, point.setup, point.form)]) > 2
+        and abs((point.peak or 0.0) / median(own) - 1) > CONTRADICTION
+    }
+
+
+def _more_for_less(points: list[MemoryPoint]) -> dict[str, str]:
+    """Of rows that differ in the micro-batch alone, both where the smaller one is said to need
+    more than the larger: one is wrong, and nothing says which.
+    """
+    groups: dict[object, list[tuple[int, float, str]]] = {}
+    for point in points:
+        assert point.setup is not None
+        assert point.peak is not None
+        rest = (point.source, replace(point.setup, micro=1), point.form)
+        groups.setdefault(rest, []).append((point.setup.micro, point.peak, point.id))
+    reason = "a row of another micro-batch contradicts it"
+    return {
+        each: reason
+        for own in groups.values()
+        for (micro, peak, first), (other, less, second) in product(own, own)
+        if micro < other and peak > less * (1 + NOISE)
+        for each in (first, second)
+    }
 
 
 def memory_point(row: Row) -> MemoryPoint:
@@ -171,16 +207,18 @@ def _form(row: Row) -> MemoryForm:
         )
     if group in ("bloom_layouts", "bloom"):
         if row["sharding"] == "ZeRO-0":
-            return UNCUT
-        return replace(DEEPSPEED, gradient_bytes=6.0) if sums_in_fp32(row) else DEEPSPEED
+            raise RefusedRowError("it ran on a branch of its own, as the source says")
+        return DEEPSPEED_BF16 if sums_in_fp32(row) else DEEPSPEED
     if group == "torchtitan":
         saves = "blocks" if text.startswith("full") else "half of products"
         compiled = "compile" in row["technique"]
-        return replace(TORCHTITAN, saves=saves, reserved=1.04 if compiled else 1.08)  # type: ignore[arg-type]
+        loss = TORCHTITAN_LOSS_BYTES if needed(row, "tp") > 1 else TORCHTITAN.logit_bytes
+        return replace(TORCHTITAN, saves=saves, reserved=1.04 if compiled else 1.08,
+                       logit_bytes=loss)  # type: ignore[arg-type]  # fmt: skip
     if "Liger" in row["technique"]:
         return replace(TRANSFORMERS, logit_bytes=0.25, gate_copies=3.0, stream_copies=4.0)
     if "compile" in row["technique"]:
-        return replace(TRANSFORMERS, logit_bytes=8.0, gate_copies=3.0, stream_copies=4.0)
+        return replace(TRANSFORMERS, logit_bytes=8.0, gate_copies=2.0, stream_copies=4.0)
     return TRANSFORMERS
 
 
@@ -212,12 +250,27 @@ def _megatron_ci(row: Row) -> tuple[TrainSetup, MemoryForm]:
     cuts = {"distributed optimizer": "optimizer", "FSDP": "all"}.get(row["sharding"], "nothing")
     scores = "kept" if _writes_scores(name, context) else "none"
     saves = "blocks" if row["recompute"] == "full" else "all"
-    positions = setup.sequence
     form = replace(
         MEGATRON_CI, cuts=cuts, scores=scores, saves=saves,  # type: ignore[arg-type]
-        learned_positions=positions,
+        learned_positions=setup.sequence,
+        overhead_bytes=MEGATRON_CI.overhead_bytes
+        + GROUPED_BYTES * name.endswith(GROUPED)
+        + _received_bytes(setup),
+        logit_bytes=MEGATRON_CI.logit_bytes
+        + LOSS_FUSED * name.endswith("cross_entropy_loss_fusion")
+        + HEAD_DEFERRED * name.endswith("defer_embedding_wgrad_compute"),
     )  # fmt: skip
     return setup, form
+
+
+def _received_bytes(setup: TrainSetup) -> float:
+    """Of the stream and its gradient; with several stages on a device a round's streams too."""
+    layout = setup.layout
+    if layout.pipeline == 1:
+        return 0.0
+    count = 2 + layout.pipeline * (layout.stages > 1)
+    stream = 2.0 * setup.micro_tokens * setup.model.hidden_size
+    return count * stream / (layout.tensor if layout.sequence else 1)
 
 
 def _writes_scores(name: str, context: int) -> bool:

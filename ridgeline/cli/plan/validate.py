@@ -133,11 +133,11 @@ def _layouts(rows: list[JudgedRow]) -> dict[str, Any] | None:
 
 def render(document: dict[str, Any], console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("source", "of"):
-        table.add_column(name, no_wrap=True)
+    table.add_column("source")  # long names wrap, so that figures are there on narrow terminals
+    table.add_column("of", no_wrap=True)
     for name in ("rows", "median", "p90", "p95", "bias"):
-        table.add_column(name, justify="right")
-    table.add_column("")
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
     for row in document["sources"] + document["judged"] + document["together"]:
         table.add_row(
             safe_text(row["source"]), row["kind"], str(row["num"]), f"{row['median']:.1%}",

@@ -13,7 +13,7 @@ from train_runs import Capture
 
 from ridgeline.cli.main import main
 from ridgeline.cli.plan import verify
-from ridgeline.cli.plan.measuring import MeasuredStep, StepOrder
+from ridgeline.cli.plan.measuring import MeasuredStep, StepOrder, taken_words
 from ridgeline.hardware.collective_curves import curves_path, load_curves, save_curves
 from ridgeline.hardware.collectives import CollectiveCurve
 from ridgeline.models.shapes import describe_shape
@@ -222,6 +222,14 @@ def test_a_verified_plan_is_remembered(
     assert orders[0].words()[:4] == ["profile", "--train", "--shape", "tiny"]
     assert main(["report", "accuracy"]) == 0
     assert "plan" in capsys.readouterr().out
+
+
+def test_a_busy_machine_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    for load, is_said in ((0.4, False), (3.0, True)):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert bool(taken_words()) == is_said
+    assert "3.0 of 4 cores" in taken_words()
 
 
 @pytest.mark.parametrize(

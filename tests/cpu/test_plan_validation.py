@@ -21,6 +21,8 @@ from ridgeline.planning.validating.judging import (
     sweep_of,
     worst,
 )
+from ridgeline.planning.validating.memory_points import FITTED_TO as MEMORY_FITTED_TO
+from ridgeline.planning.validating.memory_points import JUDGED_ON as MEMORY_JUDGED_ON
 from ridgeline.planning.validating.memory_points import judge_memory, read_memory_points
 from ridgeline.planning.validating.points import point_of, read_points, read_rows
 from ridgeline.planning.validating.source_facts import completed, day_slowness
@@ -71,6 +73,23 @@ def test_memory_stays_within_what_is_said() -> None:
     ]
     assert len(held) >= 10
     assert sum(held) / len(held) >= 0.8, held
+
+
+def test_memory_intervals_hold_on_sources_that_nothing_was_fitted_to() -> None:
+    """At least four of five, and of each source at least half."""
+    error = load_fitted().memory_error
+    held: dict[str, list[bool]] = {}
+    for row in judge_memory(read_memory_points(POINTS / "memory.csv")):
+        if row.source in MEMORY_JUDGED_ON and row.kind == "peak" and row.measured:
+            assert row.predicted is not None
+            inside = row.predicted / (1 + error) <= row.measured <= row.predicted * (1 + error)
+            held.setdefault(row.source, []).append(inside)
+    every = [inside for own in held.values() for inside in own]
+    assert set(held) == set(MEMORY_JUDGED_ON)
+    assert not set(MEMORY_JUDGED_ON) & set(MEMORY_FITTED_TO)
+    assert len(every) >= 15
+    assert sum(every) / len(every) >= 0.8, held
+    assert all(sum(own) / len(own) >= 0.5 for own in held.values()), held
 
 
 def test_of_bloom_s_layouts_the_fast_ones_are_predicted_fast(rows: list[JudgedRow]) -> None:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.bench.collectives import group_sizes_to, measure_collectives, sizes_to
-from ridgeline.cli.plan.measuring import MeasuredStep, StepOrder, measured_step
+from ridgeline.cli.plan.measuring import MeasuredStep, StepOrder, measured_step, taken_words
 from ridgeline.cli.plan.models import is_shape, model_of
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import HardwareError
@@ -68,7 +68,7 @@ LARGEST_MESSAGE = {"cpu": 4 << 20, "cuda": 1 << 30}
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
-    begin = time.monotonic()
+    begin, taken = time.monotonic(), taken_words()
     pool = this_machine(None)
     alone = GpuPool(pool.gpu, 1, pool.node, kind=pool.kind)
     sizes = SIZES[pool.kind]
@@ -105,6 +105,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         "collectives": curves,
         "file": str(save_corrections(corrections)),
         "seconds": time.monotonic() - begin,
+        "taken": taken,
     }
 
 
@@ -155,6 +156,8 @@ def render(document: dict[str, Any], console: Console) -> None:
     console.print(table)
     for name, why in document["failed"].items():
         console.print(safe_text(f"left out: {name}: {why}"))
+    if document["taken"]:
+        console.print(document["taken"], soft_wrap=True)
     words = ", ".join(f"{name} ×{value:.2f}" for name, value in document["parts"].items())
     console.print(safe_text(f"corrections: {words}"), soft_wrap=True)
     console.print(

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -48,6 +49,22 @@ class MeasuredStep:
     tokens_per_s: float
     parts: dict[str, float]  # as corrections.py names them
     device: str
+
+
+MUCH_TAKEN = 0.25  # of a machine's cores
+
+
+def taken_words() -> str:
+    """Ask before measuring: what other programs take of the cores, which steps then lack; "" where
+    it is little.
+    """
+    cores, taken = os.cpu_count() or 1, os.getloadavg()[0]
+    if taken < MUCH_TAKEN * cores:
+        return ""
+    return (
+        f"other programs wanted {taken:.1f} of {cores} cores in the minute before: what is "
+        "measured here is slower than the machine alone"
+    )
 
 
 def measured_step(order: StepOrder, timeout_s: float = 600.0) -> MeasuredStep:

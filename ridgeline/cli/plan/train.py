@@ -158,7 +158,7 @@ def write_files(document: dict[str, Any], folder: Path) -> list[str]:
     with atomic_write(path) as file:
         json.dump(document, file, indent=1)
     page = folder / "plan.html"
-    write_plan_page(document, page)
+    write_plan_page(document, page, command_of(document, document["plans"][0], files[0]))
     return [*files, str(path), str(page)]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.plan.measuring import StepOrder, measured_step
+from ridgeline.cli.plan.measuring import StepOrder, measured_step, taken_words
 from ridgeline.cli.plan.models import is_shape
 from ridgeline.cli.terminal import Terminal
 from ridgeline.errors import HardwareError, UsageError
@@ -42,6 +42,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         plan["micro_batch"], plan["recomputation"], plan["precision"],
         None if layout.is_single else args.verify, num_steps=args.steps,
     )  # fmt: skip
+    taken = taken_words()
     with terminal.progress() as progress:
         progress("running the plan", 0, 1)
         measured = measured_step(order)
@@ -61,6 +62,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         "error": outcome.error,
         "held": outcome.held,
         "parts": parts_of(plan["parts"], measured.parts),
+        "taken": taken,
     }
 
 
@@ -131,4 +133,6 @@ def render(document: dict[str, Any], console: Console) -> None:
             ("+" if row["gap_s"] > 0 else "-") + human(abs(row["gap_s"]), "s"),
         )  # fmt: skip
     console.print(table)
+    if document["taken"]:
+        console.print(document["taken"], soft_wrap=True)
     console.print("`ridgeline report accuracy` remembers it", style="dim")

@@ -1,7 +1,7 @@
 """A plan as a page, one HTML file that needs no network: how sure it is, where a step's time goes,
 memory of the stages, the pipeline over time, fewer GPUs, and why not another layout.
 
-    write_plan_page(document, Path("plans") / "plan.html")
+    write_plan_page(document, Path("plans") / "plan.html", "ridgeline train …")
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ SENT = ("tensor", "context", "expert", "shard", "replicate", "pipeline", "nodes"
 Document = Mapping[str, Any]
 
 
-def write_plan_page(document: Document, path: Path) -> None:
-    """Whole or not at all; OutputError where the file cannot be written."""
+def write_plan_page(document: Document, path: Path, command: str) -> None:
+    """Whole or not at all; OutputError where the file cannot be written. `command` runs plan 1."""
     with atomic_write(path) as file:
-        file.write(plan_page(document))
+        file.write(plan_page(document, command))
 
 
-def plan_page(document: Document) -> str:
+def plan_page(document: Document, command: str) -> str:
     best, basis = document["plans"][0], document["basis"]
     sections = [
         Section("plans", "Plans", _plans(document), f"{basis[:1].upper()}{basis[1:]}."),
@@ -62,6 +62,7 @@ def plan_page(document: Document) -> str:
     if document["rejected"]:
         sections.append(Section("rejected", "Faster by their products, and out of memory",
                                 _rejected(document)))  # fmt: skip
+    sections.append(Section("run", "Run it", element("pre", element("code", command))))
     return page(
         f"Plan of {document['model']} · Ridgeline",
         element("b", document["model"]),

@@ -210,11 +210,11 @@ def _form(row: Row) -> MemoryForm:
             raise RefusedRowError("it ran on a branch of its own, as the source says")
         return DEEPSPEED_BF16 if sums_in_fp32(row) else DEEPSPEED
     if group == "torchtitan":
-        saves = "blocks" if text.startswith("full") else "half of products"
+        is_full = text.startswith("full")
         compiled = "compile" in row["technique"]
         loss = TORCHTITAN_LOSS_BYTES if needed(row, "tp") > 1 else TORCHTITAN.logit_bytes
-        return replace(TORCHTITAN, saves=saves, reserved=1.04 if compiled else 1.08,
-                       logit_bytes=loss)  # type: ignore[arg-type]  # fmt: skip
+        return replace(TORCHTITAN, saves="blocks" if is_full else "half of products",
+                       reserved=1.04 if compiled else 1.08, logit_bytes=loss)  # fmt: skip
     if "Liger" in row["technique"]:
         return replace(TRANSFORMERS, logit_bytes=0.25, gate_copies=3.0, stream_copies=4.0)
     if "compile" in row["technique"]:

@@ -12,11 +12,12 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from ridgeline.data.loading import IGNORED, SampleOrder, TokenStore, TokenWindows, split_data
-from ridgeline.data.loading.packing import PackedBatch
+from ridgeline.data.loading.packing import PackedBatch, pack
 from ridgeline.data.loading.split import SplitData
 from ridgeline.data.loading.store import TokenShard
 from ridgeline.data.loading.windows import best_fit
 from ridgeline.errors import UsageError
+from ridgeline.kernels.token_windows.recycled import KEPT, RecycledMemory
 
 VOCAB = 60_000
 
@@ -217,6 +218,40 @@ def test_types_of_a_batch() -> None:
     assert batch.num_targets == (batch.targets != IGNORED).sum()
     moved = batch.to(torch.device("meta"))
     assert (moved.num_targets, moved.longest) == (batch.num_targets, 10)
+
+
+def test_memory_is_used_again_and_never_while_somebody_holds_it() -> None:
+    windows = split(store_of([700, 40, 900]), 16, 0.0, "cut").train
+    rows = [np.arange(first, first + 8) for first in range(12)]
+    expected = [pack(windows.store, windows.pieces(row)) for row in rows]
+    held = [windows.batch(row).ids[5:] for row in rows]  # a part of a batch holds it too
+    for ids, other in zip(held, expected, strict=True):
+        assert torch.equal(ids, other.ids[5:])
+    places = {ids.data_ptr() for ids in held}
+    del held, ids
+    smaller = windows.batch(rows[0][:2])
+    assert len(smaller.ids) == 32
+    for row, other in zip(rows, expected, strict=True):
+        batch = windows.batch(row)
+        for name in ("ids", "targets", "positions", "starts"):
+            assert torch.equal(getattr(batch, name), getattr(other, name))
+        assert batch.lengths == other.lengths
+        assert batch.learned == other.learned
+    assert len(places) == len(rows)
+
+
+def test_memory_that_is_free_is_taken() -> None:
+    memory = RecycledMemory(rows=3, dtype=torch.int32)
+    lent = torch.from_numpy(memory.take(64))
+    place, part = lent.data_ptr(), lent[1]
+    del lent
+    assert memory.take(64).ctypes.data != place  # a part is still held
+    del part
+    assert memory.take(64).ctypes.data == place
+    assert memory.take(65).shape == (3, 65)
+    many = [memory.take(8) for _ in range(3 * KEPT)]
+    del many
+    assert len(memory._free) == KEPT
 
 
 @pytest.mark.parametrize(

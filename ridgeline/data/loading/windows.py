@@ -110,7 +110,7 @@ class TokenWindows:
         if row is None or row.largest >= self.store.vocab_size:
             return pack(self.store, self.pieces(windows))
         batch = PackedBatch(row.ids, row.targets, row.positions, row.starts)
-        batch.tell_counts(num_targets=row.num_targets, learned=row.learned)
+        batch.tell_counts(num_targets=row.num_targets, lengths=row.lengths, learned=row.learned)
         return batch
 
     @cached_property

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ridgeline.kernels import host_library
+from ridgeline.kernels.token_windows.recycled import RecycledMemory
 
 OP = "token_windows"
 Integers = NDArray[np.int64]
@@ -48,6 +49,7 @@ class PackedRow:
     starts: Tensor
     largest: int  # of the ids read
     num_targets: int  # that count
+    lengths: tuple[int, ...]  # of each document
     learned: tuple[int, ...]  # of each document, the tokens up to its last target that counts
 
 
@@ -65,6 +67,8 @@ class WindowPacker:
                 value = value.ctypes.data
             numbers.append(0 if value is None else value)
         self._tables = np.array(numbers, dtype=np.int64)
+        self._rows = RecycledMemory(rows=3, dtype=torch.int32)
+        self._pieces = RecycledMemory(rows=2, dtype=torch.int64)
 
     def pack(self, windows: Integers) -> PackedRow | None:
         """One row with these windows; None where the source cannot be built."""
@@ -72,28 +76,29 @@ class WindowPacker:
             return None
         windows = np.ascontiguousarray(windows, dtype=np.int64)
         size = len(windows) * self._length
-        # one allocation: three are given back to the system and faulted in for every batch
-        rows = torch.empty(3, size, dtype=torch.int32)
-        starts = torch.empty(size + 1, dtype=torch.int32)
-        learned = np.empty(size + 1, dtype=np.int64)
+        rows = torch.from_numpy(self._rows.take(size))
+        pieces = self._pieces.take(size + 1)
+        learned, starts = pieces[0], pieces[1].view(np.int32)
         result = np.empty(3, dtype=np.int64)
         host_library.function(OP, "pack", "pplpppp")(
             self._tables.ctypes.data,
             windows.ctypes.data,
             len(windows),
             rows.data_ptr(),
-            starts.data_ptr(),
+            starts.ctypes.data,
             learned.ctypes.data,
             result.ctypes.data,
         )
         num_pieces, largest, num_targets = result.tolist()
+        starts = starts[: num_pieces + 1].copy()
         ids, targets, positions = rows
         return PackedRow(
             ids,
             targets,
             positions,
-            starts[: num_pieces + 1].clone(),
+            torch.from_numpy(starts),
             largest,
             num_targets,
+            tuple(np.diff(starts).tolist()),
             tuple(learned[:num_pieces].tolist()),
         )

@@ -66,6 +66,8 @@ def test_the_fastest_recipe_is_left(search: list[str], tmp_path: Path, capsys: C
     page = (tmp_path / "study" / "report.html").read_text()
     assert "time as a share of the defaults" in page
     assert "kept." in page
+    assert document["answer"].startswith("max-batch 8, page-size 16: 1.8")
+    assert document["answer"] in page
     assert main([*search, "--runs", "6", "--resume"]) == 0
     out = capsys.readouterr().out
     assert f"--recipe {tmp_path / 'study' / 'recipe.json'}" in out
@@ -79,6 +81,7 @@ def test_what_is_no_faster_leaves_the_defaults(
     document = found(capsys, *search, "--runs", "3")
     assert not document["is_kept"]
     assert "the defaults stay" in document["note"].lower()
+    assert document["answer"].startswith("The defaults stay; of what was tried, max-batch ")
     assert not (tmp_path / "study" / "recipe.json").exists()
 
 

@@ -209,9 +209,10 @@ def news_of(whole: WholeRun) -> Callable[[SearchLoop], None]:
         text = "" if best is None else f"{loss_words(best.losses[-1])} ({point_words(best.point)})"
         budget = loop.order.budget
         done = loop.used_runs if budget.seconds is None else None
+        begun = "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
         whole.show(
             Standing(
-                f"{len(trials)} trials, {loop.used_runs:.1f} whole runs of work",
+                f"{begun}, {loop.used_runs:.1f} whole runs of work",
                 text,
                 sum(loop.journal.seconds()) / loop.runner.num_parallel,
                 budget.seconds,

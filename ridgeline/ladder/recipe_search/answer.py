@@ -19,6 +19,7 @@ from ridgeline.ladder.recipe_search.choices import RecipeSearch, edit_of
 from ridgeline.ladder.recipe_search.trials import DEFAULTS, RecipeTrials
 from ridgeline.ladder.state import applied
 from ridgeline.progress import Progress
+from ridgeline.tuning.pages.search_page import point_words
 from ridgeline.tuning.searching.halving import TrialState
 from ridgeline.tuning.searching.journal import StudyJournal
 from ridgeline.tuning.searching.outcome import study_document
@@ -68,6 +69,7 @@ def search_recipes(
     return document | {
         "last": None if last is None else asdict(last),
         "is_kept": is_kept,
+        "answer": None if is_stopped else answer_of(loop.best, last, is_kept),
         "note": note_of(last, is_kept),
         "interrupted": is_stopped,
     }
@@ -82,9 +84,20 @@ def confirmed(bench: Processes, best: TrialState) -> Speedup | None:
         return None
 
 
-def note_of(last: Speedup | None, is_kept: bool) -> str:
-    if last is None:
+def answer_of(best: TrialState | None, last: Speedup | None, is_kept: bool) -> str:
+    """What is left, in words: the best of the trials may be slower than the defaults."""
+    if best is None or last is None:
         return "The defaults stay: nothing better was measured."
+    words = point_words(best.point)
+    if is_kept:
+        return f"{words}: {last.value:.2f} times as fast as the defaults."
+    return f"The defaults stay; of what was tried, {words} came closest."
+
+
+def note_of(last: Speedup | None, is_kept: bool) -> str:
+    """How it was seen."""
+    if last is None:
+        return ""
     text = f"Once more beside the defaults: {last.value:.2f}x ({last.low:.2f} to {last.high:.2f})"
     if is_kept:
         return f"{text}; kept."

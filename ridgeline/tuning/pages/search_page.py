@@ -59,7 +59,9 @@ def search_page(document: Mapping[str, Any], subject: str) -> str:
 
 
 def headline(document: Mapping[str, Any]) -> str:
-    """The best settings and what they gain over the user's own."""
+    """The best settings and what they gain over the user's own; or what was made of them since."""
+    if document.get("answer"):
+        return str(document["answer"])
     best, first, measure = document["best"], document["first"], document["measure"]
     if best is None:
         return "No trial has come to its end."

@@ -1,8 +1,7 @@
 """Full grids of tiny training runs on a CPU, with held-out losses at shares of each run: what
-searches are replayed over (tuning_regret.py). The search's constants were tried on `rates`, its
-failures looked at on `shapes` too; `widths` has other text, other settings, longer runs and another
-seed, and nothing was chosen by it. Finished points are kept, so that it goes on where it was
-stopped.
+searches are replayed over (tuning_regret.py). The search's constants were tried on `rates` and
+`shapes`; `widths` and `warmups` have other text, other settings and another seed, and nothing was
+chosen by them. Finished points are kept, so that it goes on where it was stopped.
 
     PYTHONPATH=.:tests python -m tuning_grid rates --text tinyshakespeare.txt.gz --out rates.json
     PYTHONPATH=.:tests python -m tuning_grid shapes --text code.txt.gz --seed 1 --out shapes.json
@@ -43,7 +42,12 @@ from ridgeline.tuning.searching.space import OneOf, Point, SearchSpace
 from ridgeline.tuning.short_run import ShortRun, num_steps, plan_short
 
 LENGTH, VOCABULARY = 64, 512
-TOKENS = {"rates": 32 * 1024, "shapes": 16 * 1024, "widths": 48 * 1024}  # of a run
+TOKENS = {
+    "rates": 32 * 1024,
+    "shapes": 16 * 1024,
+    "widths": 48 * 1024,
+    "warmups": 24 * 1024,
+}  # of a run
 SHARES = (1 / 27, 1 / 9, 1 / 3, 1.0)
 RATES = tuple(float(f"{3e-4 * 10 ** (step / 4):.3g}") for step in range(12))
 TABLES: dict[str, tuple[SearchSpace, Equal]] = {
@@ -75,6 +79,17 @@ TABLES: dict[str, tuple[SearchSpace, Equal]] = {
                 ("width", OneOf((32, 64, 96))),
                 ("beta1", OneOf((0.8, 0.9))),
                 ("batch", OneOf((4, 16))),
+            )
+        ),
+        "free",
+    ),
+    "warmups": (
+        SearchSpace(
+            (
+                ("lr", OneOf(RATES[1:10])),
+                ("batch", OneOf((2, 4, 8))),
+                ("warmup", OneOf((2, 24))),
+                ("weight-decay", OneOf((0.0, 0.5))),
             )
         ),
         "free",

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,6 +28,7 @@ from ridgeline.tuning.pages.search_page import search_page
 from ridgeline.tuning.searching.halving import Move, Room, Rungs, TrialState
 from ridgeline.tuning.searching.journal import JOURNAL, journal_in_memory
 from ridgeline.tuning.searching.outcome import study_document
+from ridgeline.tuning.searching.process import LossProcess
 from ridgeline.tuning.searching.search import (
     JobResult,
     SearchBudget,
@@ -159,6 +161,21 @@ def test_good_settings_are_found() -> None:
         assert answer is not None
         regrets.append((answer.losses[-1] - best) / (own - best))
     assert max(regrets) < 0.05, regrets
+
+
+def test_a_gain_that_is_too_small_is_none() -> None:
+    """Beside the best, where little is to be gained for sure, or where nothing is known."""
+    process = LossProcess(np.array([0]), num_rungs=1, random=np.random.default_rng(0))
+    places = np.array([[0.0], [0.02], [0.04], [0.08], [0.1], [0.12], [0.2], [0.3]])
+    losses = np.array([-0.5, -0.52, -0.55, -0.55, -0.52, -0.5, 0.3, 1.5])
+    process.learn(places, np.zeros(len(places)), losses)
+    moves, best = np.array([[0.06], [0.9]]), places[2:3]
+    near, far = process.improvements(moves, best)
+    assert near > 0
+    less_near, less_far = process.improvements(moves, best, 0.2)
+    assert less_near < 0.1 * near
+    assert less_far > 0.5 * far
+    assert less_far > less_near
 
 
 def test_a_small_space_ends_before_its_budget() -> None:

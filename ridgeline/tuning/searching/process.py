@@ -95,9 +95,9 @@ class LossProcess:
         mixed: Floats = np.mean(means, 0)
         return mixed, np.sqrt(np.mean(variances, 0) + np.var(means, 0))
 
-    def improvements(self, cube: Floats, best: Floats) -> Floats:
-        """Expected at the end, of each place on the best one: of their difference, for what is near
-        the best is as good as it and no better.
+    def improvements(self, cube: Floats, best: Floats, least: float = 0.0) -> Floats:
+        """Expected at the end, of each place on the best one, above the `least` that counts: of
+        their difference, for what is near the best is as good as it and no better.
         """
         cube = np.concatenate([cube, best])
         ends = np.full(len(cube), float(self._last))
@@ -110,7 +110,7 @@ class LossProcess:
             shared = likeness - half.T @ half[:, -1]
             alone = 1.0 - (half * half).sum(0)
             variances = np.maximum(alone + alone[-1] - 2 * shared, 1e-12)
-            result += _gain(means[-1] - means, np.sqrt(variances))
+            result += _gain(means[-1] - means - least, np.sqrt(variances))
         improvements: Floats = result[:-1] / len(self._fits)
         return improvements
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
@@ -88,7 +89,7 @@ class OneOf:
         if len(set(self.values)) < len(self.values):
             raise UsageError(f"a value stands twice in {self.values}")
 
-    @property
+    @cached_property
     def is_ordered(self) -> bool:
         return all(type(value) in (int, float) for value in self.values)
 
@@ -99,15 +100,16 @@ class OneOf:
     def at(self, place: Sequence[float]) -> Setting:
         if not self.is_ordered:
             return self.values[max(range(len(place)), key=place.__getitem__)]
-        places = self._places()
+        places = self._places
         return self.values[min(range(len(places)), key=lambda index: abs(places[index] - place[0]))]
 
     def place(self, value: Setting) -> list[float]:
         index = self.values.index(value)
         if self.is_ordered:
-            return [self._places()[index]]
+            return [self._places[index]]
         return [float(index == number) for number in range(len(self.values))]
 
+    @cached_property
     def _places(self) -> list[float]:
         """From 0 to 1; by ratios where all are above zero."""
         numbers = [float(value) for value in self.values]

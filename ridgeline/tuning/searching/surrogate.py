@@ -1,9 +1,9 @@
 """What a run is expected to end with, from runs that were stopped early and those that were not
 (process.py), and what is worth doing next.
 
-That is the run, new or begun, that is expected to improve the most on the best. Work that could no
-longer come to an answer is not begun, and enough is left to bring the run that is expected to be
-the best to its end.
+That is the run, new or begun, that is expected to improve the most on the best, by more than a
+little (LEAST_GAIN). Work that could no longer come to an answer is not begun, and enough is left to
+bring the run that is expected to be the best to its end.
 
 Losses far above a rung's middle are drawn in: how bad a bad run is says nothing of where the good
 ones are.
@@ -30,6 +30,9 @@ LEAST_TRIALS = 4  # below it points are spread evenly, and nothing is expected
 CANDIDATES, NEIGHBOURS, NEAR = 512, 24, 0.08
 MOST_LISTED = 4096  # points of a space that are all candidates
 RESPONSE_DRAWS, RESPONSE_VALUES = 256, 13
+# Of losses scaled to one: less is no improvement. Around the best lie others nearly as good, and a
+# budget that goes into telling those apart is not spent where something else may be found.
+LEAST_GAIN = 0.2
 FURTHEST = 2.0  # times the middle's distance from the best: losses above are drawn in
 
 
@@ -92,7 +95,7 @@ class Surrogate:
         means, _ = self._process.predicted(cube)
         best = int(np.argmin(means))
         points = self._cube([move.point for move in moves])
-        return self._process.improvements(points, cube[best : best + 1])
+        return self._process.improvements(points, cube[best : best + 1], LEAST_GAIN)
 
     def _moves(self, room: Room) -> list[Move]:
         """That fit into the room, with enough left to bring the best run to its end."""

@@ -110,14 +110,21 @@ def test_expected_steps_of_one_request() -> None:
 
 
 def test_expected_steps_of_many() -> None:
-    """All tokens are made; the prompts fill as few steps as they fit into."""
+    """All tokens are made; the first prompts fill as few steps as they fit into, beside half of the
+    batch in the mean; later ones come where others end, beside all that still decode.
+    """
     result = phases([(100, 101)] * 64, max_batch=64, token_budget=3264)
     assert result["prefill"].num_steps == 2
-    assert result["prefill"].work.tokens == pytest.approx(3200 + 64)
+    assert result["prefill"].work.tokens == pytest.approx(3200 + 32)
     assert result["decode"].work.rows == 64
+    assert 64 * result["decode"].num_steps + 2 * 32 == pytest.approx(64 * 100)
     waves = phases([(100, 101)] * 64, max_batch=16, token_budget=8192)
     assert waves["decode"].work.rows == 16
     assert waves["decode"].num_steps == pytest.approx(400, abs=2)
+    ends = [(100, 40 + number) for number in range(16)] * 2
+    later = phases(ends, max_batch=16, token_budget=8192)["prefill"]
+    assert later.num_steps == 16
+    assert (later.work.rows, later.work.tokens) == (16, 100 + 15)
 
 
 def test_where_nothing_is_decoded_there_are_no_such_steps() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ridgeline.models.cost import MeanStep
 from ridgeline.profiling.predicting.changed_step import NAMES, of_model
@@ -28,21 +29,50 @@ def expected_phases(
     batch, budget = _room(state, lengths, at_once)
     keeps = state.loop == "engine" and state.recipe.kv.prefix_cache
     computed = 1.0 - min(0.99, prefix_share) if keeps else 1.0
-    prompt_tokens = computed * sum(prompt for prompt, _ in lengths)
     later = [output - 1 for _, output in lengths]  # the first comes with its prompt
-    span = _steps_of(later, batch)
-    rows = sum(later) / span if span else 0.0
+    span, num_starts = _steps_of(later, batch)
     if batch == 1:
-        num_prefills, decoding = float(len(lengths)), 0.0
-    else:  # running requests go on beside the prompts of others
-        decoding = min(rows, budget - 1.0)
-        num_prefills = math.ceil(prompt_tokens / (budget - decoding))
-    tokens = prompt_tokens / num_prefills
-    result = [_phase(state, "prefill", num_prefills, _prefill(lengths, tokens, decoding))]
-    num_decodes = span if batch == 1 else max(0.0, span - num_prefills)
-    if num_decodes:
-        result.append(_phase(state, "decode", num_decodes, _decode(lengths, rows)))
+        tokens = computed * sum(prompt for prompt, _ in lengths) / len(lengths)
+        prefills = [PromptSteps(float(len(lengths)), 1.0, tokens, 0.0)]
+    else:
+        prefills = _beside_others(lengths, batch, budget, computed, num_starts)
+    result = [_phase(state, "prefill", each.count, _prefill(lengths, each)) for each in prefills]
+    rows = sum(later) / span if span else 0.0
+    made = sum(each.count * each.decoding for each in prefills)
+    if sum(later) > made:
+        result.append(_phase(state, "decode", (sum(later) - made) / rows, _decode(lengths, rows)))
     return tuple(result)
+
+
+class PromptSteps(NamedTuple):
+    """Steps with prompts."""
+
+    count: float
+    prompts: float  # in one
+    tokens: float  # of those
+    decoding: float  # rows of requests that run already
+
+
+def _beside_others(
+    lengths: Lengths, batch: int, budget: float, computed: float, num_starts: int
+) -> list[PromptSteps]:
+    """First those that fill the batch, so that half of it decodes beside them in the mean; then
+    those of requests that begin where others end, beside all the others.
+    """
+    first, rest = lengths[:batch], lengths[batch:]
+    tokens, decoding = computed * sum(prompt for prompt, _ in first), min(batch, budget - 1.0) / 2
+    if all(output == 1 for _, output in first):
+        decoding = 0.0
+    count = math.ceil(tokens / (budget - decoding))
+    result = [PromptSteps(count, max(1.0, len(first) / count), tokens / count, decoding)]
+    if rest:
+        tokens = computed * sum(prompt for prompt, _ in rest)
+        most = min(batch - max(1.0, len(rest) / num_starts), budget - 1.0)
+        decoding = most if any(output > 1 for _, output in lengths) else 0.0
+        count = max(num_starts, math.ceil(tokens / (budget - decoding)))
+        prompts = max(1.0, len(rest) / count)
+        result.append(PromptSteps(count, prompts, tokens / count, decoding))
+    return result
 
 
 def _room(state: RunState, lengths: Lengths, at_once: bool) -> tuple[int, float]:
@@ -53,23 +83,24 @@ def _room(state: RunState, lengths: Lengths, at_once: bool) -> tuple[int, float]
     return max(1, int(min(limits.max_batch, len(lengths), held))), float(limits.token_budget)
 
 
-def _steps_of(lengths: Sequence[int], batch: int) -> float:
-    """Until all are done, if the next one begins where one ends."""
-    ends = [0] * min(batch, len(lengths))
-    for length in lengths:
+def _steps_of(lengths: Sequence[int], batch: int) -> tuple[float, int]:
+    """Until all are done, if the next one begins where one ends; and in how many of them one
+    begins, those aside that are there from the beginning.
+    """
+    ends, starts = [0] * min(batch, len(lengths)), set()
+    for number, length in enumerate(lengths):
+        if number >= batch:
+            starts.add(ends[0])
         heapq.heapreplace(ends, ends[0] + length)
-    return float(max(ends))
+    return float(max(ends)), len(starts)
 
 
-def _prefill(lengths: Lengths, tokens: float, decoding: float) -> MeanStep:
-    """A step with so many tokens of prompts, and rows of requests that run already."""
+def _prefill(lengths: Lengths, steps: PromptSteps) -> MeanStep:
     prompts = [prompt for prompt, _ in lengths]
-    mean = sum(prompts) / len(prompts)
     before = sum(prompt * prompt for prompt in prompts) / sum(prompts) / 2  # of a prompt's token
-    rows, keys = max(1.0, tokens / mean), decoding * mean_context(lengths)
-    return MeanStep(
-        rows + decoding, tokens + decoding, rows + decoding, tokens * before + keys, tokens + keys
-    )
+    rows, tokens = steps.prompts + steps.decoding, steps.tokens + steps.decoding
+    keys = steps.decoding * mean_context(lengths)
+    return MeanStep(rows, tokens, rows, steps.tokens * before + keys, steps.tokens + keys)
 
 
 def _decode(lengths: Lengths, rows: float) -> MeanStep:

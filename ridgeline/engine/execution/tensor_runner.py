@@ -330,6 +330,7 @@ def serve(model: Transformer, recipe: Recipe, group: Group) -> None:
         plan = _read_step(words, runner)
         runner.launch(plan, runner._told_jobs, lambda key: ())
     runner._finalizer.detach()
+    group.close()
 
 
 def _read_step(words: list[int], runner: TensorRunner) -> StepPlan:

@@ -42,6 +42,7 @@ class ProcessLink:
     def __init__(self, group: Any, rank: int, size: int, gone: Gone) -> None:
         self.rank, self.size = rank, size
         self._group, self._gone = group, gone
+        self._is_whole = True  # no call was left in its middle
 
     def all_reduce(self, tensor: Tensor, reduction: Reduction = "sum") -> None:
         options = dist.AllreduceOptions()
@@ -67,6 +68,7 @@ class ProcessLink:
 
     def _wait(self, name: str, *arguments: Any) -> None:
         """On a GPU only the stream waits."""
+        was_whole, self._is_whole = self._is_whole, False
         try:
             work = getattr(self._group, name)(*arguments)
             if work is not None:
@@ -74,6 +76,7 @@ class ProcessLink:
         except RuntimeError as error:
             reason = self._gone(GONE_S) or str(error).splitlines()[0]
             raise HardwareError(f"tensor parallel has lost a rank: {reason}") from error
+        self._is_whole = was_whole
 
     def check(self) -> None:
         reason = self._gone(0.0)
@@ -81,10 +84,16 @@ class ProcessLink:
             raise HardwareError(f"tensor parallel has lost a rank: {reason}")
 
     def close(self) -> None:
-        """Without waiting for calls that are under way: their ranks may have gone."""
+        """Without waiting for calls that are under way: their ranks may have gone.
+
+        Where all have come back, gloo's threads are let end: one that was not given a core since
+        holds a tensor of the last call, and letting go of it while Python ends aborts the process.
+        """
         abort = getattr(self._group, "abort", None)
         if abort is not None and isinstance(self._group, getattr(dist, "ProcessGroupNCCL", ())):
             abort()
+        elif self._is_whole:
+            self._group = None
 
 
 def _in_order(options: Any) -> Any:

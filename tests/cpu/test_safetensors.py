@@ -192,6 +192,13 @@ def test_what_is_not_a_model(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="is not a model: it holds no"):
         open_checkpoint(tmp_path / "empty")
+    for step in ("step-1", "step-2"):  # a run of training
+        (tmp_path / "run" / "checkpoints" / step / "training").mkdir(parents=True)
+        for name in ("model.safetensors", "training/masters.safetensors"):
+            (tmp_path / "run" / "checkpoints" / step / name).write_bytes(b"")
+    for folder in (tmp_path / "run", tmp_path / "run" / "checkpoints"):
+        with pytest.raises(CheckpointError, match=r"give the one below it, .*/step-2$"):
+            open_checkpoint(folder)
     (tmp_path / "notes.txt").write_text("some notes about models")
     with pytest.raises(CheckpointError, match="is not a model: give a GGUF file, or a folder"):
         open_checkpoint(tmp_path / "notes.txt")

@@ -48,7 +48,18 @@ def open_folder(folder: Path) -> Checkpoint:
     pickles = [name for name in names if name.endswith(PICKLE_SUFFIXES)]
     if pickles:
         raise CheckpointError(f"{folder} holds only {shorten(pickles)}: {CONVERT}")
-    raise CheckpointError(f"{folder} is not a model: it holds no .safetensors and no .gguf file")
+    raise CheckpointError(
+        f"{folder} is not a model: it holds no .safetensors and no .gguf file{_below(folder)}"
+    )
+
+
+def _below(folder: Path) -> str:
+    """Where there is a model nonetheless: the run of a training has its checkpoints below it."""
+    for pattern in ("*/*.safetensors", "*/*/*.safetensors"):
+        folders = sorted({file.parent for file in folder.glob(pattern)})
+        if folders:
+            return f"; give the one below it, {folders[-1]}"
+    return ""
 
 
 def only_gguf(folder: Path, names: list[str]) -> Path:

@@ -36,9 +36,9 @@ def expected_phases(
         prefills = [PromptSteps(float(len(lengths)), 1.0, tokens, 0.0)]
     else:
         prefills = _beside_others(lengths, batch, budget, computed, num_starts)
-    result = [_phase(state, "prefill", each.count, _prefill(lengths, each)) for each in prefills]
+    result = [_phase(state, "prefill", each.num_steps, _prefill(lengths, each)) for each in prefills]
     rows = sum(later) / span if span else 0.0
-    made = sum(each.count * each.decoding for each in prefills)
+    made = sum(each.num_steps * each.decoding for each in prefills)
     if sum(later) > made:
         result.append(_phase(state, "decode", (sum(later) - made) / rows, _decode(lengths, rows)))
     return tuple(result)
@@ -47,7 +47,7 @@ def expected_phases(
 class PromptSteps(NamedTuple):
     """Steps with prompts."""
 
-    count: float
+    num_steps: float
     prompts: float  # in one
     tokens: float  # of those
     decoding: float  # rows of requests that run already

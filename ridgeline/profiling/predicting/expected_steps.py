@@ -36,7 +36,9 @@ def expected_phases(
         prefills = [PromptSteps(float(len(lengths)), 1.0, tokens, 0.0)]
     else:
         prefills = _beside_others(lengths, batch, budget, computed, num_starts)
-    result = [_phase(state, "prefill", each.num_steps, _prefill(lengths, each)) for each in prefills]
+    result = [
+        _phase(state, "prefill", each.num_steps, _prefill(lengths, each)) for each in prefills
+    ]
     rows = sum(later) / span if span else 0.0
     made = sum(each.num_steps * each.decoding for each in prefills)
     if sum(later) > made:

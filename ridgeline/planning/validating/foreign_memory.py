@@ -31,9 +31,7 @@ class MemoryForm:
     weight_bytes: float = 2.0
     gradient_bytes: float = 4.0
     optimizer_bytes: float = 12.0  # of a weight, before ranks share them
-    update_bytes: float = (
-        0.0  # of a weight that the rank updates, while it does, without activations
-    )
+    update_bytes: float = 0.0  # of a weight that the rank updates, once activations are gone
     cuts: Literal["nothing", "optimizer", "all"] = "nothing"  # over ranks that hold the same
     logit_bytes: float = 6.0  # of each logit of a pass, at the peak
     overhead_bytes: float = 0.0  # context, buffers of libraries

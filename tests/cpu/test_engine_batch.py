@@ -331,6 +331,14 @@ def test_prompts_have_a_graph_beside_a_full_batch(
 
 
 @pytest.mark.smoke
+def test_a_small_batch_is_full_without_the_row_of_the_prompt() -> None:
+    limits = GraphLimits(80, 30_000, max_batch=6)
+    expected = PassKind(StepShape(32, 6, FEW_PROMPTS, 6), 4096)
+    assert graph_kind(plan_of(5, [20]), limits, 100) == expected
+    assert graph_kind(plan_of(4, [20]), limits, 100) is None
+
+
+@pytest.mark.smoke
 def test_padding_longer_than_the_context_is_not_made() -> None:
     limits = GraphLimits(512, max_context=8, max_batch=8)
     for num_decode, prompts in ((0, 6), (8, 5)):

@@ -198,10 +198,12 @@ def test_graphs_are_replayed_and_stay_within_their_memory() -> None:
 
 
 def test_the_memory_plan_is_what_is_used() -> None:
-    """Within 5%, weights and pages included, after steps of the largest size."""
+    """Within 5%, weights and pages included, after steps of the largest size. Graphs are apart:
+    their pool is not full when such a step is run.
+    """
     torch.cuda.empty_cache()
-    start = torch.cuda.memory_reserved()
-    free, total = torch.cuda.mem_get_info()
+    start = torch.cuda.memory_allocated()
+    free, _ = torch.cuda.mem_get_info()
     share = min(0.9, (24 << 30) / free)
     model = shape_model("llama-3.1-8b", layers=8)
     recipe = Recipe(limits=Limits(max_context=8192, memory_share=share))
@@ -209,11 +211,12 @@ def test_the_memory_plan_is_what_is_used() -> None:
     prompts = prompts_of([2000] * 16, vocab_size=model.config.vocab_size)
     torch.cuda.reset_peak_memory_stats()
     engine.generate(prompts, Sampling(max_tokens=40, ignore_eos=True, temperature=0.6))
-    engine.generate(prompts[:1], Sampling(max_tokens=2, ignore_eos=True))  # the largest graph
     used = torch.cuda.max_memory_allocated() - start
     items = {item.name: item.num_bytes for item in engine.memory_plan.items}
-    assert used == pytest.approx(engine.memory_plan.used_bytes, rel=0.05), items
-    assert total > 0
+    planned = engine.memory_plan.used_bytes - items["graphs"]
+    assert used == pytest.approx(planned, rel=0.05), items
+    engine.generate(prompts[:1], Sampling(max_tokens=2, ignore_eos=True))  # the largest graph
+    assert engine.runner.graphs.used_bytes <= items["graphs"]
 
 
 def test_many_requests_of_all_kinds_finish() -> None:

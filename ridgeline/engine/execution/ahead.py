@@ -18,6 +18,7 @@ from itertools import islice
 
 from ridgeline.engine.execution.faults import reason_of
 from ridgeline.engine.execution.graph_kinds import (
+    DECODE_SIZES,
     PROMPT_SIZES,
     GraphLimits,
     bounds_below,
@@ -71,7 +72,7 @@ def plans(limits: GraphLimits) -> Iterator[StepPlan]:
     each with few streams before many.
     """
     most = min(limits.max_batch, limits.max_tokens)
-    sizes = [size for size in limits.decode_sizes if size <= most]
+    sizes = [size for size in DECODE_SIZES if size <= most]
     yield from (decode_plan(size) for size in sizes)
     largest = min(limits.max_context, limits.max_tokens)
     yield from (prompt_plan(size) for size in PROMPT_SIZES if size <= largest)

@@ -27,12 +27,6 @@ DECODE_SIZES = (
     *(1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 208, 256, 304, 384, 432, 512),
     *(640, 768, 896, 1024, 1280, 1536, 1792, 2048),
 )
-# torch's kernel for fp8 takes 128 rows at a time: of a gate and up projection of 8B 55 µs with 256
-# rows, 63 with 208 and 97 with 304, 79 with 384, 116 with 432 and 95 with 512 (H200, 2026-11-19).
-FP8_SIZES = (
-    *(1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128, 256, 384, 512, 640, 768, 896, 1024),
-    *(1280, 1536, 1792, 2048),
-)
 LARGE_SIZES = (640, 768, 896, 1024, 1152, 1280, 1408, 1536, 1664, 1792, 1920, 2048)
 PROMPT_SIZES = (16, 32, 64, 128, 192, 256, 384, 512, *LARGE_SIZES)  # tokens
 FULL = 0.9  # of the rows that may decode: from here on steps with prompts have graphs
@@ -48,7 +42,6 @@ class GraphLimits(NamedTuple):
     max_tokens: int  # of a step
     max_context: int  # of a sequence
     max_batch: int  # streams that decode at once
-    decode_sizes: tuple[int, ...] = DECODE_SIZES
 
 
 def graph_kind(plan: StepPlan, limits: GraphLimits, max_length: int) -> PassKind | None:
@@ -68,7 +61,7 @@ def _decode_kind(
 ) -> PassKind | None:
     own_sequences = of_own_sequences(plan)
     fewest = shape.num_tokens if own_sequences else min(FEWEST_DRAFTED, limits.max_tokens)
-    size = padded(max(shape.num_tokens, fewest), up_to(limits.decode_sizes, limits.max_tokens))
+    size = padded(max(shape.num_tokens, fewest), up_to(DECODE_SIZES, limits.max_tokens))
     if size is None or shape.num_samples != shape.num_tokens:
         return None
     shape = StepShape(size, size, 0, size)
@@ -111,8 +104,10 @@ def _has_room(shape: StepShape, size: int, rows: int, limits: GraphLimits) -> bo
 
 
 def is_full(num_rows: float, max_batch: int) -> bool:
-    """Whether a step with prompts beside so many decode rows has a graph."""
-    return FULL * max_batch <= num_rows <= max_batch
+    """Whether a step with prompts beside so many decode rows has a graph: a small batch is full
+    with all rows but that of the prompt.
+    """
+    return min(FULL * max_batch, max_batch - 1) <= num_rows <= max_batch
 
 
 def is_mixed(kind: PassKind) -> bool:

@@ -27,7 +27,6 @@ from torch import Tensor
 from ridgeline.capture import capture
 from ridgeline.engine.execution.graph_kinds import (
     DECODE_SIZES,
-    FP8_SIZES,
     MANY_PROMPTS,
     GraphLimits,
     graph_kind,
@@ -41,8 +40,6 @@ from ridgeline.engine.steps.batch import StepInputs
 from ridgeline.engine.steps.notes import Note, noting
 from ridgeline.kernels.launch import only_compiling
 from ridgeline.models import Transformer
-from ridgeline.quantization.linear import QuantizedLinear
-from ridgeline.quantization.scheme import FP8
 
 log = logging.getLogger(__name__)
 
@@ -85,14 +82,6 @@ class GraphWork(Protocol):
         """Leave the tokens for the host and the next step."""
 
 
-def in_fp8(model: Transformer) -> bool:
-    """Whether steps of many rows go through torch's products of fp8 with fp8."""
-    return any(
-        isinstance(part, QuantizedLinear) and part.inputs == FP8 and part.scheme.spread != "block"
-        for part in model.modules()
-    )
-
-
 @dataclass
 class Captured:
     """The graphs of a kind of passes."""
@@ -114,8 +103,7 @@ class Graphs:
         self, work: GraphWork, max_tokens: int, max_context: int, budget_bytes: int
     ) -> None:
         self.work = work
-        sizes = FP8_SIZES if in_fp8(work.model) else DECODE_SIZES
-        self.limits = GraphLimits(max_tokens, max_context, work.max_batch, sizes)
+        self.limits = GraphLimits(max_tokens, max_context, work.max_batch)
         self.budget_bytes, self.used_bytes = budget_bytes, 0
         self.captured: dict[PassKind, Captured] = {}
         self.refused: set[PassKind] = set()  # whose capture failed
@@ -127,7 +115,7 @@ class Graphs:
         self.finds_its_way = not has_experts and not self.has_ranks
         self._pool: Any = None
         # Where every graph leaves its logits: one buffer for all, or each would keep its own.
-        most = padded(min(max_tokens, work.max_rows), up_to(sizes, max_tokens))
+        most = padded(min(max_tokens, work.max_rows), up_to(DECODE_SIZES, max_tokens))
         rows = max(MANY_PROMPTS, most or max_tokens)
         self.device, dtype = work.model.embed.weight.device, work.model.logits_dtype
         shape = (rows, work.model.config.vocab_size)

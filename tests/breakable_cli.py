@@ -1,11 +1,13 @@
 """The command line, with an engine whose faults are switched on by files (server_faults.py)."""
 
+import atexit
 import sys
 
-from server_faults import setup_for
+from server_faults import note_turns, setup_for
 
 from ridgeline.cli import main, serve
 
 if __name__ == "__main__":
     serve.setup_for = setup_for
+    atexit.register(note_turns, "server")
     sys.exit(main())

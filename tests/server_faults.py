@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -26,7 +28,14 @@ def setup_for(config: ServerConfig) -> Setup:
 
 def _prepared_breakable(engine: LocalBackend, real: Setup) -> None:
     real(engine)
+    note_turns("engine")
     make_breakable(engine)
+
+
+def note_turns(process: str) -> None:
+    """A file says how long a thread of this process has Python, and how much is never collected."""
+    text = f"{sys.getswitchinterval()} {gc.get_freeze_count()}"
+    (Path(os.environ[FAULTS]) / f"turns-{process}").write_text(text)
 
 
 def make_breakable(engine: LocalBackend, grammar_timeout: float | None = None) -> None:

@@ -31,6 +31,7 @@ try:
     from ridgeline.server.listening import tls_context
     from ridgeline.server.logs import SERVER, log_facts, start_logging
     from ridgeline.server.serving import Serving, Sockets
+    from ridgeline.server.short_turns import take_short_turns
 except ModuleNotFoundError as error:
     raise MissingPackageError(
         f"`ridgeline serve` needs the package {error.name}; run: pip install 'ridgeline[serve]'"
@@ -75,6 +76,8 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         engine = make_engine(args, path, recipe, setup_for(config))
     names = config.served_model_name or (name_of(args.model),)
     serving = Serving(engine, names, config, sockets)
+
+    take_short_turns()
 
     def on_ready() -> None:
         url, seconds = serving.url, time.monotonic() - early.BEGAN

@@ -13,6 +13,7 @@ from ridgeline.engine.local.local_backend import LocalBackend
 from ridgeline.engine.process.worker import Setup
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.logs import start_logging
+from ridgeline.server.short_turns import take_short_turns
 
 
 def setup_for(config: ServerConfig) -> Setup:
@@ -30,6 +31,7 @@ def prepare(
         signal.signal(number, signal.SIG_IGN)
     start_logging(process="engine", log_prompts=log_prompts)
     limit_grammars(local, grammar_timeout)
+    take_short_turns()
 
 
 def limit_grammars(local: LocalBackend, timeout_s: float | None) -> None:

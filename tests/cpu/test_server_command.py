@@ -31,6 +31,7 @@ from ridgeline.errors import MissingPackageError, UsageError
 from ridgeline.recipe import Recipe
 from ridgeline.server.config import ServerConfig
 from ridgeline.server.engine_process import setup_for
+from ridgeline.server.short_turns import TURN_S
 
 KEY = "the-key-of-the-file"
 CHAT = "/v1/chat/completions"
@@ -82,6 +83,10 @@ def test_from_start_to_drain(tmp_path: Path) -> None:
             os.killpg(process.pid, signal.SIGHUP)  # the engine gets it too, and goes on
             until(lambda: client.get("/v1/models").status_code == 200)
             assert_drains(process, client, tmp_path.name)
+    for name in ("server", "engine"):
+        turn_s, num_kept = (tmp_path / f"turns-{name}").read_text().split()
+        assert float(turn_s) == TURN_S
+        assert int(num_kept) > 10_000
 
 
 def url_when_ready(process: subprocess.Popen[str], model: str) -> str:

@@ -14,7 +14,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from soak.checks import SoakResult, checked, counts, growths, p99, table
@@ -52,11 +52,12 @@ async def greedy(server: ServerProcess) -> dict[str, str]:
     return answers
 
 
-async def send_largest(server: ServerProcess) -> None:
+async def send_largest(server: ServerProcess, paths: Iterable[str] = LARGEST) -> None:
     """The largest requests that are answered: what they take, malloc keeps. Those that the engine
     computes one at a time, which on a CPU takes seconds; the others together.
     """
-    for path, value in LARGEST.items():
+    for path in paths:
+        value = LARGEST[path]
         data = authorized(post(path, {"model": server.model, **value}), GOOD_KEY)
         num = 1 if path == "/v1/completions" else 8
         await asyncio.gather(*(exchange(server.port, data, timeout_s=120.0) for _ in range(num)))
@@ -65,9 +66,17 @@ async def send_largest(server: ServerProcess) -> None:
 async def loud_run(
     server: ServerProcess, traffic: Traffic, num_clients: int, seconds: float, kill_every_s: float
 ) -> Killer:
+    """The last engine has had the largest prompt before its memory counts: otherwise it grows when
+    the first client sends one.
+    """
     killer = Killer(server)
-    killing = killer.run(seconds * KILL_SHARE, kill_every_s)
-    await asyncio.gather(traffic.run_apart(num_clients, seconds), killing)
+
+    async def kill() -> None:
+        await killer.run(seconds * KILL_SHARE, kill_every_s)
+        if killer.outages:
+            await send_largest(server, ["/v1/completions"])
+
+    await asyncio.gather(traffic.run_apart(num_clients, seconds), kill())
     return killer
 
 

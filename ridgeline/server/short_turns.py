@@ -9,6 +9,7 @@ what was there when the server began, a tenth of a second in which nothing else 
 
 from __future__ import annotations
 
+import atexit
 import gc
 import sys
 
@@ -20,3 +21,4 @@ def take_short_turns() -> None:
     sys.setswitchinterval(TURN_S)
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)  # or libraries would miss at the end what nobody collects

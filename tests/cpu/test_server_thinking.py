@@ -167,7 +167,10 @@ def test_reasoning_items_of_responses(server: LiveServer) -> None:
     assert (thought["type"], message["type"]) == ("reasoning", "message")
     assert thought["content"][0]["type"] == "reasoning_text"
     assert whole["usage"]["output_tokens_details"] == {"reasoning_tokens": 13}
+    slow = server.faults / "slow"  # so that tokens do not come in the same piece
+    slow.touch()
     events = streamed(server, "/v1/responses", body)
+    slow.unlink()
     told = [event["delta"] for event in events if event["type"] == "response.reasoning_text.delta"]
     assert "".join(told) == thought["content"][0]["text"]
     assert len(told) > 3

@@ -1,6 +1,5 @@
 """The command line, with an engine whose faults are switched on by files (server_faults.py)."""
 
-import atexit
 import sys
 
 from server_faults import note_turns, setup_for
@@ -9,5 +8,6 @@ from ridgeline.cli import main, serve
 
 if __name__ == "__main__":
     serve.setup_for = setup_for
-    atexit.register(note_turns, "server")
-    sys.exit(main())
+    code = main()
+    note_turns("server")
+    sys.exit(code)

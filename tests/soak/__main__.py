@@ -31,6 +31,7 @@ from ridgeline.records import Record, Value
 MEMORY_BYTES = 700 << 20  # weights of `demo`, and few enough pages that they are soon all used
 KILL_SHARE = 0.5  # of the run; the engine that is there then must keep its memory
 KILL_EVERY_S = 45.0
+SETTLED = 2.0  # outages later, those who waited for the engine have their answers
 PAUSE_S = 15.0  # between a client's requests: 64 of them keep two ARM cores three quarters busy
 WARM_SHARE = 0.2  # of the quiet run, before it counts
 PROMPTS = ("The sky is", "Two and two", "Once upon a time", "def add(a, b):")
@@ -74,6 +75,7 @@ async def loud_run(
     async def kill() -> None:
         await killer.run(seconds * KILL_SHARE, kill_every_s)
         if killer.outages:
+            await asyncio.sleep(SETTLED * killer.outages[-1].seconds)
             await send_largest(server, ["/v1/completions"])
 
     await asyncio.gather(traffic.run_apart(num_clients, seconds), kill())

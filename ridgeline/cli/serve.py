@@ -76,7 +76,6 @@ def run(args: argparse.Namespace, terminal: Terminal) -> dict[str, Any]:
         engine = make_engine(args, path, recipe, setup_for(config))
     names = config.served_model_name or (name_of(args.model),)
     serving = Serving(engine, names, config, sockets)
-
     take_short_turns()
 
     def on_ready() -> None:
